@@ -88,7 +88,7 @@ class FinetuningArguments:
         "train low-rank updates of this rank (needs peft), merged at the end", section=_TRAINING
     )
     class_weights: str = flag(
-        "'none', or 'balanced' to give every class the same weight in the loss",
+        "'none', or 'balanced' to give every class the same share of the training loss",
         "none",
         section=_TRAINING,
         metavar="WORD",

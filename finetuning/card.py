@@ -22,6 +22,11 @@ _METRICS = {
     "spearman": ("spearmanr", "Spearman correlation"),
     "mse": ("mse", "Mean squared error"),
 }
+_ALWAYS_NAMED = ("learning_rate", "num_train_epochs", "per_device_train_batch_size", "max_seq_length")
+# Flags that a card does not list: a folder of the machine, and names of columns.
+_OF_THE_DATA = (
+    "dataset_name", "dataset_config_name", "text_column", "text_pair_column", "label_column", "tag_column",
+)  # fmt: skip
 
 
 class HubNames(NamedTuple):
@@ -40,14 +45,14 @@ def card_facts(
     arguments: FinetuningArguments, on_hub: HubNames, results: dict[str, Any], settings: dict[str, Any]
 ) -> dict[str, Any]:
     """The facts about a run for the model card, from the `results` and `settings` that the run wrote."""
-    hyperparameters = {
-        key: settings[key]
-        for key in ("learning_rate", "num_train_epochs", "per_device_train_batch_size", "max_seq_length")
-    }
+    hyperparameters = {name: settings[name] for name in _ALWAYS_NAMED}
     planned = settings["num_train_epochs"]
     trained = results.get("epoch", planned)
     if abs(trained - planned) > 0.005:  # --max_steps, or early stopping
         hyperparameters["epochs_trained"] = round(trained, 2)
+    for name, value in settings["arguments"].items():
+        if name not in (*_ALWAYS_NAMED, *_OF_THE_DATA) and value != getattr(type(arguments), name):
+            hyperparameters[name] = value
     return {
         **({} if on_hub.encoder is None else {"base_model": on_hub.encoder}),
         "started_from": on_hub.encoder or _file_name(os.path.abspath(arguments.model_name_or_path)),
@@ -60,6 +65,15 @@ def card_facts(
         "seconds": results.get("train_runtime"),
         "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
     }
+
+
+def limit_of_windows(max_seq_length: int, *, per_token: bool) -> str:
+    """What the card says of texts that became several windows."""
+    difference = "leaves out the end of a long text" if per_token else "may answer otherwise"
+    return (
+        f"A text of more than {max_seq_length} tokens was read in several windows. `clozebert predict` reads it in the "
+        f"same way; a pipeline of transformers does not, and {difference}."
+    )
 
 
 def _data(arguments: FinetuningArguments, on_hub: HubNames, results: dict[str, Any]) -> dict[str, str]:

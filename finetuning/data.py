@@ -28,7 +28,7 @@ from .sequence_task import (
     refuse_decimal_commas,
     write_whole_numbers_alike,
 )
-from .tables import Table, collect, find_columns, read_table
+from .tables import Table, collect, find_columns, read_table, refuse_rejected
 from .tagged_files import read_tagged_file, sentences_of_table
 from .tags import detect_scheme, to_iob2
 from .tasks import Task
@@ -64,7 +64,9 @@ def read_data(arguments: FinetuningArguments, known: list[str] | None) -> Labell
         splits, facts, make_task = _read_sentences(arguments)
     _hold_out_validation(splits, arguments.seed)
     _say_copies(splits)
-    task = make_task(splits["train"], known_names=known, balanced=arguments.class_weights == "balanced")
+    task = make_task(splits["train"], known_names=known)
+    if arguments.class_weights == "balanced" and not task.has_classes:
+        raise UserError(f"--class_weights balanced works for {SINGLE_LABEL} only, this is {task.problem_type}")
     for examples in splits.values():
         task.check(examples)
     if not task.per_token and task.problem_type != REGRESSION:
@@ -98,6 +100,8 @@ def _read_sequences(arguments: SequenceArguments) -> tuple[Splits, dict[str, Any
         label_column=arguments.label_column,
     )
     assert columns.label is not None
+    for table in tables.values():
+        refuse_rejected(table, columns.label)
     if arguments.problem_type is None:
         refuse_decimal_commas(tables["train"], columns.label)
     problem_type = arguments.problem_type or problem_type_of_values(tables["train"].columns[columns.label])

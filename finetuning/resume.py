@@ -34,7 +34,6 @@ def settings_of(run: "FinetuningRun") -> dict[str, Any]:
         "max_seq_length": run.maker.max_seq_length,
         "window_overlap": run.maker.overlap,
         "label_names": run.task.label_names,
-        "class_weights": None if (weights := run.task.class_weights_C) is None else weights.tolist(),
         "learning_rate": run.training.learning_rate,
         "num_train_epochs": run.training.num_train_epochs,
         "per_device_train_batch_size": run.training.per_device_train_batch_size,

@@ -33,7 +33,7 @@ from .arguments import (
     default_learning_rate,
     own_output_dir,
 )
-from .card import card_facts
+from .card import card_facts, limit_of_windows
 from .data import TASKS, LabelledData, read_data
 from .metrics import check_metric_libraries
 from .models import (
@@ -161,8 +161,7 @@ def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None, *, i
                 write_json(os.path.join(arguments.output_dir, RESULTS_FILE), results)
     if is_main:
         print(table_of_results(results, splits=[split for split in ("eval", "test") if f"{split}_loss" in results]))
-        has_classes = data.task.problem_type in ("single_label_classification", "token_classification")
-        weigh_classes = has_classes and arguments.class_weights == "none"
+        weigh_classes = data.task.has_classes and arguments.class_weights == "none"
         warning = warn_of_majority(results, num_labels=len(data.task.label_names), weigh_classes=weigh_classes)
         if warning is not None:
             print(warning)
@@ -202,6 +201,8 @@ class FinetuningRun:
         max_seq_length = check_max_seq_length(arguments.max_seq_length, self.model, tokenizer)
         self.maker = WindowMaker(tokenizer, max_seq_length=max_seq_length, overlap=overlap)
         self.windows = {split: self.task.windows(examples, self.maker) for split, examples in self.splits.items()}
+        if arguments.class_weights == "balanced":
+            self.task.balance(self.windows["train"])
         self._check_unknown()
         self.collator = make_collator(
             self.model,
@@ -439,7 +440,10 @@ class FinetuningRun:
             write_all_results(self.folder, results)
             if write_card is not None:
                 facts = card_facts(self.arguments, self.on_hub, results, settings)
-                write_card(self.folder, facts | {"limitations": self.task.limitations(self.splits["train"])})
+                limits = [self.task.limitations(self.splits["train"])]
+                if any(len(windows) > len(self.splits[split]) for split, windows in self.windows.items()):
+                    limits.append(limit_of_windows(self.maker.max_seq_length, per_token=self.task.per_token))
+                write_card(self.folder, facts | {"limitations": " ".join(filter(None, limits))})
             remove_checkpoints(self.folder, keep=trainer.state.best_model_checkpoint)
         return results
 

@@ -23,7 +23,7 @@ from .arguments import PROBLEM_TYPES
 from .metrics import class_report, label_report, multi_label_metrics, regression_metrics, single_label_metrics
 from .reports import ClassReport, Report
 from .tables import SequenceColumns, Table, are_fractions
-from .tasks import Task, balanced_weights
+from .tasks import Task
 from .windows import Window, WindowMaker
 
 SINGLE_LABEL, MULTI_LABEL, REGRESSION = PROBLEM_TYPES
@@ -238,7 +238,6 @@ class SequenceTask(Task):
         problem_type: one of `PROBLEM_TYPES`.
         label_names: names by class number; for regression one name, that of the value.
         target_mean, target_scale: a regression is trained on (value - mean) / scale.
-        class_weights: [C] weights of the loss, 1 on average over the training examples, or None.
     """
 
     task_type = "sequence"
@@ -254,7 +253,7 @@ class SequenceTask(Task):
         problem_type = config.problem_type if config.problem_type in PROBLEM_TYPES else by_outputs
         if problem_type == REGRESSION and len(names) > 1:
             raise UserError(f"the model gives {len(names)} values for each text; only one can be predicted")
-        return cls(problem_type=problem_type, label_names=names, class_weights=settings.get("class_weights"))
+        return cls(problem_type=problem_type, label_names=names)
 
     def write_labels(self, config: Any) -> None:
         super().write_labels(config)
@@ -316,9 +315,13 @@ class SequenceTask(Task):
         return np.zeros((len(examples), len(self.label_names)))
 
     def loss(
-        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+        self,
+        outputs: Any,
+        labels: torch.Tensor,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        *,
+        weighted: bool = True,
     ) -> torch.Tensor:
-        """Sum of the losses of all labels, divided by their number in the whole global batch."""
         # fp32: under autocast the sum over a large batch would lose precision
         logits_BC = widen(outputs["logits"])
         if self.problem_type == REGRESSION:
@@ -328,7 +331,7 @@ class SequenceTask(Task):
             labels,
             problem_type=self.problem_type,
             num_items_in_batch=num_items_in_batch,
-            class_weights_C=self.class_weights_C,
+            class_weights_C=self.class_weights_C if weighted else None,
         )
 
     @property
@@ -340,7 +343,7 @@ class SequenceTask(Task):
 
     def metrics(self, logits: np.ndarray, examples: Sequence[SequenceExample]) -> dict[str, float]:
         targets = [self.target(example) for example in examples]
-        loss = self.loss({"logits": torch.from_numpy(logits).float()}, torch.tensor(targets))
+        loss = self.loss({"logits": torch.from_numpy(logits).float()}, torch.tensor(targets), weighted=False)
         if self.problem_type == SINGLE_LABEL:
             scores = single_label_metrics(np.asarray(targets), logits.argmax(-1), num_labels=len(self.label_names))
         elif self.problem_type == MULTI_LABEL:
@@ -434,11 +437,8 @@ def make_sequence_task(
     problem_type: str,
     value_name: str,
     known_names: Sequence[str] | None,
-    balanced: bool,
 ) -> SequenceTask:
     """The task that training examples define; `known_names` (the model's) keep their order if they cover the labels."""
-    if balanced and problem_type != SINGLE_LABEL:
-        raise UserError(f"--class_weights balanced works for {SINGLE_LABEL} only, this is {problem_type}")
     if problem_type == REGRESSION:
         values = np.asarray([example.label for example in examples], dtype=float)
         if (values == values[0]).all():  # the standard deviation may exceed 0 by a rounding error
@@ -455,8 +455,4 @@ def make_sequence_task(
     names = label_names_of(examples, problem_type)
     if known_names is not None and set(names) <= set(known_names):
         names = list(known_names)
-    weights = None
-    if balanced:
-        counts = Counter(str(example.label) for example in examples)
-        weights = balanced_weights([counts[name] for name in names])
-    return SequenceTask(problem_type=problem_type, label_names=names, class_weights=weights)
+    return SequenceTask(problem_type=problem_type, label_names=names)

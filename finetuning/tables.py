@@ -100,6 +100,23 @@ def good_rows(file: TableFile) -> Iterator[Row]:
         yield row
 
 
+REJECTED = ("reject", "ignore")  # answers in Prodigy's files
+
+
+def rejected(where: str, answer: str) -> str:
+    """The message for an example whose labels its annotator did not accept."""
+    return f"{where}: its answer is {answer!r}, so its labels are not known to be right: leave out such examples"
+
+
+def refuse_rejected(table: Table, label: str) -> None:
+    """Raise if a column `answer` holds the annotators' decisions, as in Prodigy's files, and not all are `accept`."""
+    answers = table.columns.get("answer", [])
+    if label != "answer" and all(answer in ("accept", *REJECTED) for answer in answers):
+        for row, answer in enumerate(answers):
+            if answer in REJECTED:
+                raise UserError(rejected(table.where(row), answer))
+
+
 def _half_character(value: Any) -> str | None:
     """The first `lone_surrogate` of the texts in a value."""
     if isinstance(value, str):

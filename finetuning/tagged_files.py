@@ -12,7 +12,7 @@ from ..corpus.encoding import UNSPACED_SCRIPTS
 from ..corpus.readers.compression import bare_suffix, read_text
 from ..corpus.readers.tables import Row, TableFile, open_table
 from ..utils.errors import UserError
-from .tables import good_rows
+from .tables import REJECTED, good_rows, rejected
 from .tags import OUTSIDE, TaggedSentence
 
 CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
@@ -241,6 +241,8 @@ def _conllu_word_ids(cell: str) -> range:
 def _sentence_of_row(row: Row, tag_column: str | None, with_tags: bool, *, table: TableFile) -> TaggedSentence:
     """The sentence of a JSON object: words and tags; text and spans; or chunks, `{"data": [{"text", "entity"}]}`."""
     record, where = row.values, table.where(row.line)
+    if with_tags and record.get("answer") in REJECTED:
+        raise UserError(rejected(where, record["answer"]))
     word_field = next((name for name in WORD_FIELDS if _are_words(record.get(name))), None)
     if word_field is not None:
         words = _words_of(record, word_field, where)
@@ -317,6 +319,8 @@ def _chunks(chunks: list[Any], where: str) -> tuple[str, list[tuple[int, int, st
 def _checked_span(span: Any, text: str, where: str) -> tuple[int, int, str]:
     if isinstance(span, (list, tuple)) and len(span) == 3:  # as doccano writes it
         span = dict(zip(("start", "end", "label"), span, strict=True))
+    elif isinstance(span, dict) and "start_offset" in span:  # as doccano writes it beside relations
+        span = {"start": span["start_offset"], "end": span.get("end_offset"), "label": span.get("label")}
     if not isinstance(span, dict):
         raise UserError(f"{where}: span {span!r} is not an object with start, end and label")
     start, end, label = span.get("start"), span.get("end"), span.get("label", span.get("type"))
@@ -371,7 +375,10 @@ def _tags_of_spans(
         if not touched:
             raise UserError(f"{where}: span {start}-{end} ({label}) covers no word")
         if start < covered:
-            raise UserError(f"{where}: span {start}-{end} ({label}) overlaps another one")
+            raise UserError(
+                f"{where}: span {start}-{end} ({label}) overlaps another one, and a word gets one label: keep the "
+                "inner or the outer spans, or train a model for each"
+            )
         covered = end
         num_inexact += starts[touched[0]] < start or end < ends[touched[-1]]
         free = [index for index in touched if tags[index] == OUTSIDE]

@@ -4,12 +4,14 @@ Shapes: B sequences, T tokens, C labels.
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..modeling.losses import IGNORED_LABEL
 from .reports import Report
 from .windows import Window, WindowMaker
 
@@ -22,13 +24,13 @@ class Task(ABC):
     Args:
         problem_type: the kind of labels: a `problem_type` of the model's configuration, or `token_classification`.
         label_names: names by class number; for regression one name, that of the value.
-        class_weights: [C] weights of the loss, or None.
         target_mean, target_scale: a regression is trained on (value - mean) / scale.
 
     Attributes:
         task_type: "sequence" or "token", as in the settings file of a run.
         head: the suffix of the names of model classes with a head for this task.
         per_token: whether the model gives logits for each token, [B, T, C], or for each sequence, [B, C].
+        class_weights_C: weights of the training loss; None for equal ones.
         window_overlap: tokens that neighbouring windows of a document share by default; None: a quarter of a window.
     """
 
@@ -42,16 +44,34 @@ class Task(ABC):
         *,
         problem_type: str,
         label_names: Sequence[str],
-        class_weights: Sequence[float] | None = None,
         target_mean: float = 0.0,
         target_scale: float = 1.0,
     ) -> None:
         self.problem_type = problem_type
         self.label_names = list(label_names)
         self.label_ids = {name: number for number, name in enumerate(self.label_names)}
-        self.class_weights_C = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        self.class_weights_C: torch.Tensor | None = None
         self.target_mean = target_mean
         self.target_scale = target_scale
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each target is one of the classes, so that classes can be weighed."""
+        return self.problem_type in ("single_label_classification", "token_classification")
+
+    def class_of(self, name: str) -> str:
+        """The class that a label counts as where classes are weighed or reported."""
+        return name
+
+    def balance(self, windows: Sequence[Window]) -> None:
+        """Give each class the same share of the loss of these training windows, by `class_weights_C`."""
+        targets = np.concatenate([np.atleast_1d(window.target) for window in windows])
+        numbers_C = np.bincount(targets[targets != IGNORED_LABEL], minlength=len(self.label_names))
+        counts: Counter[str] = Counter()
+        for name, number in zip(self.label_names, numbers_C.tolist(), strict=True):
+            counts[self.class_of(name)] += number
+        weights = dict(zip(counts, balanced_weights(list(counts.values())), strict=True))
+        self.class_weights_C = torch.tensor([weights[self.class_of(name)] for name in self.label_names])
 
     # The model
 
@@ -108,9 +128,18 @@ class Task(ABC):
 
     @abstractmethod
     def loss(
-        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+        self,
+        outputs: Any,
+        labels: torch.Tensor,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        *,
+        weighted: bool = True,
     ) -> torch.Tensor:
-        """Sum of the losses of all targets, divided by the number of targets in the whole global batch."""
+        """Sum of the losses of all targets, divided by the number of targets in the whole global batch.
+
+        Args:
+            weighted: each by the weight of its class.
+        """
 
     @property
     @abstractmethod
@@ -119,7 +148,7 @@ class Task(ABC):
 
     @abstractmethod
     def metrics(self, logits: Any, examples: Sequence[Any]) -> dict[str, float]:
-        """Loss and scores against the labels of the examples."""
+        """Loss, without the weights of classes, and scores against the labels of the examples."""
 
     @abstractmethod
     def predictions(self, logits: Any, examples: Sequence[Any]) -> list[dict[str, Any]]:
@@ -131,6 +160,6 @@ class Task(ABC):
 
 
 def balanced_weights(counts: Sequence[int]) -> list[float]:
-    """Weights n / (classes × count): classes that occur have equal total weight, and the mean over examples is 1."""
+    """Weights n / (classes × count): classes that occur have equal total weight, and the mean over targets is 1."""
     classes = sum(count > 0 for count in counts)
     return [sum(counts) / (classes * count) if count else 0.0 for count in counts]

@@ -1,6 +1,5 @@
 """Token classification: label names, targets, loss and metrics."""
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from .metrics import class_report, entity_report, tag_metrics
 from .reports import ClassReport, Report
 from .tagged_files import has_unspaced_letter, read_tagged_file, sentence_of_text, unit_bounds, word_bounds
 from .tags import OUTSIDE, TaggedSentence, entity_spans, label_names_of_tags, repair_iob2
-from .tasks import Task, balanced_weights
+from .tasks import Task
 from .windows import Window, WindowMaker
 
 
@@ -28,7 +27,6 @@ class TokenTask(Task):
     Args:
         label_names: names by class number; for entities in IOB2.
         entities: whether the tags mark entities, which are scored as whole spans, or are plain tags.
-        class_weights: [C] weights of the loss, 1 on average over the words of the training data, or None.
         label_subwords: the subwords that carry their word's tag in training: "first" or "all".
     """
 
@@ -42,10 +40,9 @@ class TokenTask(Task):
         *,
         label_names: Sequence[str],
         entities: bool,
-        class_weights: Sequence[float] | None = None,
         label_subwords: str = "all",
     ) -> None:
-        super().__init__(problem_type="token_classification", label_names=label_names, class_weights=class_weights)
+        super().__init__(problem_type="token_classification", label_names=label_names)
         self.entities = entities
         self.label_subwords = label_subwords
 
@@ -57,12 +54,7 @@ class TokenTask(Task):
         """
         names = [name for _, name in sorted(config.id2label.items())]
         entities = settings.get("tag_scheme") != "plain" and _mark_entities(names)
-        return cls(
-            label_names=names,
-            entities=entities,
-            class_weights=settings.get("class_weights"),
-            label_subwords=settings.get("label_subwords", "all"),
-        )
+        return cls(label_names=names, entities=entities, label_subwords=settings.get("label_subwords", "all"))
 
     # Examples
 
@@ -159,12 +151,17 @@ class TokenTask(Task):
         return [np.zeros((len(sentence.words), len(self.label_names))) for sentence in examples]
 
     def loss(
-        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+        self,
+        outputs: Any,
+        labels: torch.Tensor,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        *,
+        weighted: bool = True,
     ) -> torch.Tensor:
-        """Sum of the cross-entropies of all labelled tokens, divided by their number in the whole global batch."""
         # fp32: under autocast the sum over a large batch would lose precision
         logits_NC = widen(outputs["logits"]).flatten(0, -2)
-        return cross_entropy(logits_NC, labels.flatten(), num_items_in_batch, class_weights_C=self.class_weights_C)
+        weights_C = self.class_weights_C if weighted else None
+        return cross_entropy(logits_NC, labels.flatten(), num_items_in_batch, class_weights_C=weights_C)
 
     @property
     def best_metric(self) -> tuple[str, bool]:
@@ -174,7 +171,7 @@ class TokenTask(Task):
     def metrics(self, logits: Sequence[np.ndarray], examples: Sequence[TaggedSentence]) -> dict[str, float]:
         """Loss and scores over the words that carry a tag."""
         targets = torch.tensor([self.target(tag)[0] for sentence in examples for tag in sentence.tags or []])
-        loss = self.loss({"logits": torch.from_numpy(np.concatenate(logits)).float()}, targets)
+        loss = self.loss({"logits": torch.from_numpy(np.concatenate(logits)).float()}, targets, weighted=False)
         gold, predicted = self.scored_tags(logits, examples)
         return {"loss": float(loss), **tag_metrics(gold, predicted, entities=self.entities)}
 
@@ -209,13 +206,13 @@ class TokenTask(Task):
         gold, predicted = self.scored_tags(logits, examples)
         errors = [sum(a != b for a, b in zip(g, p, strict=True)) for g, p in zip(gold, predicted, strict=True)]
         worst = sorted((index for index, count in enumerate(errors) if count), key=lambda index: -errors[index])
-        gold_classes = [self._class_of(tag) for tags in gold for tag in tags]
-        predicted_classes = [self._class_of(tag) for tags in predicted for tag in tags]
+        gold_classes = [self.class_of(tag) for tags in gold for tag in tags]
+        predicted_classes = [self.class_of(tag) for tags in predicted for tag in tags]
         return Report(
             predictions=[{**p, "gold": sentence.tags} for sentence, p in zip(examples, predictions, strict=True)],
             mistakes=[_mistake(examples[index], predictions[index]["tags"]) for index in worst],
             classes=ClassReport(
-                names=list(dict.fromkeys(self._class_of(name) for name in self.label_names)),
+                names=list(dict.fromkeys(self.class_of(name) for name in self.label_names)),
                 gold=gold_classes,
                 predicted=predicted_classes,
                 scores=entity_report(gold, predicted)
@@ -224,9 +221,12 @@ class TokenTask(Task):
             ),
         )
 
-    def _class_of(self, tag: str) -> str:
-        """The entity type of a tag, or the tag itself."""
-        return tag[2:] if self.entities and tag != OUTSIDE else tag
+    def class_of(self, name: str) -> str:
+        """The entity type of a tag, or the tag itself.
+
+        By `label_subwords: all`, the later subwords of a word tagged B-X count as I-X.
+        """
+        return name[2:] if self.entities and name != OUTSIDE else name
 
 
 class _Unit(NamedTuple):
@@ -288,7 +288,6 @@ def make_token_task(
     *,
     scheme: str,
     known_names: Sequence[str] | None,
-    balanced: bool,
     label_subwords: str = "all",
 ) -> TokenTask:
     """The task that training sentences define.
@@ -300,22 +299,9 @@ def make_token_task(
     names = label_names_of_tags(sentences, entities=entities)
     if known_names is not None and set(names) <= set(known_names) and (not entities or _mark_entities(known_names)):
         names = list(known_names)
-    weights = None
-    if balanced:
-        # B-X and I-X have one weight: by `label_subwords: all`, the later subwords of a word tagged B-X count as I-X.
-        kind = _type_of if entities else str
-        counts = Counter(kind(tag) for sentence in sentences for tag in sentence.tags or [] if tag is not None)
-        kinds = list(dict.fromkeys(map(kind, names)))
-        of_kind = dict(zip(kinds, balanced_weights([counts[one] for one in kinds]), strict=True))
-        weights = [of_kind[kind(name)] for name in names]
-    return TokenTask(label_names=names, entities=entities, class_weights=weights, label_subwords=label_subwords)
+    return TokenTask(label_names=names, entities=entities, label_subwords=label_subwords)
 
 
 def _mark_entities(names: Collection[str]) -> bool:
     """Whether label names are those of entities in IOB2."""
     return OUTSIDE in names and all(name == OUTSIDE or name[:2] in ("B-", "I-") for name in names)
-
-
-def _type_of(tag: str) -> str:
-    """The entity type of B-TYPE and I-TYPE; other tags are their own."""
-    return tag[2:] if tag[:2] in ("B-", "I-") else tag

@@ -29,7 +29,6 @@ _READING = (
     "text_pair_column",
     "label_column",
     "multi_hot",
-    "class_weights",
     "max_seq_length",
     "window_overlap",
     "label_subwords",

@@ -24,8 +24,9 @@ _DOCUMENTS = ("PubmedArticle", "PubmedBookArticle", "article")
 _FIRST_IN_JATS = ("front", "front-stub", "processing-meta")  # the first child of an article, before its body
 # The elements of a PubMed or JATS document that are read, and those that are left out, also within the former.
 _READ = ("ArticleTitle", "BookTitle", "AbstractText", "article-title", "subtitle", "abstract", "body")
-_LEFT_OUT = ("ref-list", "back", "table", "tex-math", "math", "object-id", "inline-formula", "disp-formula", "fn-group",
-             "counts", "journal-meta")  # fmt: skip
+_LEFT_OUT = ("OtherAbstract", "ref-list", "back", "table", "tex-math", "math", "object-id", "inline-formula",
+             "disp-formula", "fn-group", "counts", "journal-meta")  # fmt: skip
+_NO_DOCUMENTS = ("DeleteCitation", "DeleteDocument")  # lists of ids in the update files of PubMed
 _PARAGRAPHS = ("p", "para", "paragraph", "title", "head", "s", "l", "line", "lg", "sentence", "h1", "h2", "h3", "h4")
 # Inline elements, also of TEI and the BNC. Any other element begins a new line at its start and its end, but not within
 # one that is left out.
@@ -120,11 +121,11 @@ class _Documents:
         if name not in _INLINE and not self._left_out:
             self._end_line()
         self._read += name in _READ
-        self._left_out += name in _LEFT_OUT and self._is_article
+        self._left_out += self._is_left_out(name)
 
     def end(self, name: str) -> None:
         name = self._open[-1]
-        self._left_out -= name in _LEFT_OUT and self._is_article
+        self._left_out -= self._is_left_out(name)
         if name not in _INLINE and not self._left_out:
             self._end_line()
         self._read -= name in _READ
@@ -133,6 +134,9 @@ class _Documents:
             self._close()
             self._depth, self._is_article, self._begins_article = 0, False, False
         self._open.pop()
+
+    def _is_left_out(self, name: str) -> bool:
+        return name in _NO_DOCUMENTS or (self._is_article and name in _LEFT_OUT)
 
     def text(self, text: str) -> None:
         if self._left_out:
@@ -169,9 +173,8 @@ class _Documents:
         self._pieces = []
 
     def _close(self) -> None:
-        """End the document: keep the lines to read or, if there are none, all lines."""
+        """End the document: keep all lines or, of an article, those to read; it may be empty."""
         self._end_line()
-        chosen = [line for is_read, line in self._lines if is_read] if self._is_article else []
         if self._lines:
-            self._done.append("\n".join(chosen or [line for _, line in self._lines]))
+            self._done.append("\n".join(line for is_read, line in self._lines if is_read or not self._is_article))
         self._lines, self._size = [], 0

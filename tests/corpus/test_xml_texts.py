@@ -48,6 +48,17 @@ def test_of_pubmed_titles_and_abstracts_are_read(tmp_path: Path) -> None:
     ]
 
 
+def test_what_is_no_english_text_of_pubmed_is_left_out(tmp_path: Path) -> None:
+    """Lists of deleted ids are no document. An article without title and abstract is counted as an empty one."""
+    other = '<OtherAbstract Language="spa"><AbstractText>Un resumen.</AbstractText></OtherAbstract>'
+    untitled = """<PubmedArticle><PMID>3</PMID><Journal><Title>Lancet</Title></Journal><ArticleTitle/>
+        <VernacularTitle>Zur Frage.</VernacularTitle></PubmedArticle>"""
+    deleted = "<DeleteCitation><PMID>1</PMID><PMID>2</PMID></DeleteCitation>"
+    content = PUBMED.replace("</Article>", f"</Article>{other}")
+    content = content.replace("</PubmedArticleSet>", f"{untitled}{deleted}</PubmedArticleSet>")
+    assert read(tmp_path / "a.xml", content) == [*read(tmp_path / "b.xml", PUBMED), ""]
+
+
 def test_of_jats_title_abstract_and_body_are_read(tmp_path: Path) -> None:
     expected = "On things\nThings matter.\nIntroduction\nThings are old [1]. Say so.\nA table."
     assert read(tmp_path / "a.nxml", JATS) == [expected]

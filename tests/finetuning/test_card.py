@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from clozebert.finetuning.arguments import TokenArguments
+from clozebert.finetuning.arguments import TokenArguments, comparable
 from clozebert.finetuning.card import card_facts, hub_names
 from clozebert.finetuning.reports import table_of_results
 
@@ -83,6 +83,15 @@ def test_a_run_of_other_length_than_its_epochs_says_so(files: dict[str, str], ep
     counts = {"train_samples": 9, "eval_samples": 1}
     assert facts_of(files, {**counts, "epoch": epoch})["hyperparameters"]["epochs_trained"] == epoch
     assert "epochs_trained" not in facts_of(files, {**counts, "epoch": 2.0})["hyperparameters"]
+
+
+def test_flags_that_are_not_the_default_are_named(files: dict[str, str]) -> None:
+    given = TokenArguments(**files, class_weights="balanced", lora_rank=8, tag_column="2", warmup_steps=0.1)  # type: ignore[arg-type]
+    settings = {**SETTINGS, "arguments": comparable(given)}
+    found = card_facts(given, hub_names(given), {"train_samples": 3, "eval_f1": 0.5}, settings)["hyperparameters"]
+    assert found == {name: SETTINGS[name] for name in list(SETTINGS)[:4]} | {
+        "class_weights": "balanced", "lora_rank": 8, "seed": given.seed,
+    }  # fmt: skip
 
 
 def test_small_errors_are_not_shown_as_none(files: dict[str, str]) -> None:

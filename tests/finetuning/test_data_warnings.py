@@ -75,6 +75,22 @@ def test_scores_on_copies_of_the_training_data(model: str, tmp_path: Path, capsy
     assert "split: validation" not in card
 
 
+def test_examples_that_an_annotator_did_not_accept(model: str, tmp_path: Path) -> None:
+    """As in the files of Prodigy. A column of another meaning, or the label, is none of that."""
+    rows = [f"a film {number},{'ab'[number % 2]},accept\n" for number in range(20)]
+    with pytest.raises(UserError, match=r"train.csv, line 22: its answer is 'ignore', so its labels are not"):
+        finetune(arguments(model, tmp_path, "text,label,answer\n" + "".join([*rows, "another,a,ignore\n"])))
+    finetune(arguments(model, tmp_path, "text,label,answer\n" + "".join([*rows, "another,a,reject it\n"])))
+    rows = [f"a film {number},{('accept', 'reject')[number % 2]}\n" for number in range(20)]
+    finetune(arguments(model, tmp_path, "text,answer\n" + "".join(rows), overwrite_output_dir=True))
+
+
+def test_weights_are_for_single_labels(model: str, tmp_path: Path) -> None:
+    rows = [f"a film {number},{number / 10 + 0.05}\n" for number in range(20)]
+    with pytest.raises(UserError, match="--class_weights balanced works for single_label_classification only, this is"):
+        finetune(arguments(model, tmp_path, "text,label\n" + "".join(rows), class_weights="balanced"))
+
+
 def test_whole_numbers_are_written_alike(model: str, tmp_path: Path) -> None:
     """pandas writes 1.0 as soon as one number of the column was missing."""
     validation = tmp_path / "dev.csv"

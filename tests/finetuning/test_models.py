@@ -309,7 +309,7 @@ def test_label_order_of_a_fine_tuned_model_is_kept_and_its_head_too(tmp_path: Pa
     assert known == ["z", "a", "m"]
     assert known_label_names(model.config, TokenTask) is None
     examples = [SequenceExample("t", None, label, "f") for label in ("a", "z")]
-    task = make_sequence_task(examples, problem_type=SINGLE_LABEL, value_name="v", known_names=known, balanced=False)
+    task = make_sequence_task(examples, problem_type=SINGLE_LABEL, value_name="v", known_names=known)
     assert task.label_names == ["z", "a", "m"]
     again = load(str(tmp_path / "tuned"), names=("z", "a", "m"))
     torch.testing.assert_close(again.classifier.weight, model.classifier.weight)
@@ -325,16 +325,13 @@ def test_label_order_of_a_fine_tuned_model_is_kept_and_its_head_too(tmp_path: Pa
 def test_tag_order_of_a_fine_tuned_model_is_kept() -> None:
     sentence = TaggedSentence(["a", "b"], [False, True], ["B-X", "O"], "f", 1)
     names = ["I-X", "B-X", "O"]
-    assert make_token_task([sentence], scheme="iob2", known_names=names, balanced=False).label_names == names
-    task = make_token_task([sentence], scheme="iob2", known_names=["O", "B-Y"], balanced=True)
-    assert task.label_names == ["O", "B-X", "I-X"]
-    assert task.class_weights_C is not None
-    assert task.class_weights_C.tolist() == [1.0, 1.0, 1.0]  # O and X, one word each
+    assert make_token_task([sentence], scheme="iob2", known_names=names).label_names == names
+    assert make_token_task([sentence], scheme="iob2", known_names=["O", "B-Y"]).label_names == ["O", "B-X", "I-X"]
     # Names of another scheme, or without one, cover the tags and are none of entities.
     for more in ("E-X", "S-X", "[CLS]"):
-        task = make_token_task([sentence], scheme="iob2", known_names=[*names, more], balanced=False)
+        task = make_token_task([sentence], scheme="iob2", known_names=[*names, more])
         assert task.label_names == ["O", "B-X", "I-X"]
-    assert make_token_task([sentence], scheme="plain", known_names=[*names, "E-X"], balanced=False).label_names[3:]
+    assert make_token_task([sentence], scheme="plain", known_names=[*names, "E-X"]).label_names[3:]
 
 
 def test_weights_of_the_encoder_that_are_missing_are_an_error(tmp_path: Path) -> None:

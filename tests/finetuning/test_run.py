@@ -23,6 +23,7 @@ from clozebert.finetuning.arguments import (
 from clozebert.finetuning.predict import predict
 from clozebert.finetuning.reports import ClassReport, Report, write_report
 from clozebert.finetuning.run import finetune
+from clozebert.hub.card import write_card
 from clozebert.utils.errors import UserError
 from clozebert.utils.locks import lock_folder
 
@@ -297,7 +298,8 @@ def test_long_documents_are_windowed_in_both_tasks(models: dict[str, str], tmp_p
             output_dir=str(tmp_path / "s"),
             num_train_epochs=12.0,
             learning_rate=3e-3,
-        )
+        ),
+        write_card=write_card,
     )
     assert results["train_windows"] >= 2 * results["train_samples"]
     assert results["eval_accuracy"] == 1.0
@@ -314,11 +316,16 @@ def test_long_documents_are_windowed_in_both_tasks(models: dict[str, str], tmp_p
             output_dir=str(tmp_path / "t"),
             num_train_epochs=6.0,
             learning_rate=3e-3,
-        )
+        ),
+        write_card=write_card,
     )
     assert results["eval_f1"] == 1.0
     lines = (tmp_path / "t" / "eval_predictions.jsonl").read_text().splitlines()
     assert [len(json.loads(line)["tags"]) for line in lines] == [len(record["words"]) for record in tagged]
+    for folder, what in (("s", ", and may answer otherwise."), ("t", ", and leaves out the end of a long text.")):
+        card = (tmp_path / folder / "README.md").read_text()
+        assert "A text of more than 64 tokens was read in several windows." in card
+        assert f"a pipeline of transformers does not{what}" in card
 
 
 def test_seeds_give_mean_and_deviation(

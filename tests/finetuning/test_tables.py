@@ -293,7 +293,7 @@ def test_the_value_of_a_regression_is_not_named_by_the_number_of_its_column(tmp_
 @pytest.mark.parametrize("values", [[1e308, -1e308], [1e300, 0.5], [2e-320, 1e-320], [1e9 + 0.5, 1e9]])
 def test_amounts_that_float32_cannot_tell_apart_are_refused(values: list[float]) -> None:
     examples = [SequenceExample("a", None, value, "f, line 1") for value in values]
-    flags: dict[str, Any] = {"problem_type": REGRESSION, "value_name": "v", "known_names": None, "balanced": False}
+    flags: dict[str, Any] = {"problem_type": REGRESSION, "value_name": "v", "known_names": None}
     with pytest.raises(UserError, match=r"labels of the training data, .* are too large or too close together"):
         make_sequence_task(examples, **flags)
     years = [SequenceExample("a", None, float(year), "f, line 1") for year in (2001, 2002)]

@@ -228,7 +228,8 @@ def test_json_lines_in_their_forms(tmp_path: Path) -> None:
         {"tokens": ["a", "b"], "ner_tags": ["O", "B-X"]},
         {"text": "Call Ada-Lou now", "spans": [{"start": 5, "end": 12, "label": "PER"}]},
         {"text": "a b", "tokens": [{"text": "a", "id": 0}], "spans": [{"start": 0, "end": 1, "label": "X"}]},
-        {"text": "a b", "label": [[2, 3, "X"]]},
+        {"text": "a b", "label": [[2, 3, "X"]], "answer": "accept"},
+        {"text": "a b", "entities": [{"id": 1, "label": "X", "start_offset": 0, "end_offset": 3}], "relations": []},
         {"intent": "x", "data": [{"text": "play "}, {"text": "the doors", "entity": "band"}, {"text": " now"}]},
     ]
     path = write(tmp_path, "a.jsonl", "".join(json.dumps(record) + "\n" for record in records))
@@ -237,8 +238,9 @@ def test_json_lines_in_their_forms(tmp_path: Path) -> None:
     assert read[1].words == ["Call", "Ada", "-", "Lou", "now"]
     assert read[1].spaces == [False, True, False, False, True]
     assert read[1].tags == ["O", "B-PER", "I-PER", "I-PER", "O"]
-    assert [one.tags for one in read[2:4]] == [["B-X", "O"], ["O", "B-X"]]  # as Prodigy and doccano write them
-    assert (read[4].words, read[4].tags) == (["play", "the", "doors", "now"], ["O", "B-band", "I-band", "O"])
+    # As Prodigy and doccano write them.
+    assert [one.tags for one in read[2:5]] == [["B-X", "O"], ["O", "B-X"], ["B-X", "I-X"]]
+    assert (read[5].words, read[5].tags) == (["play", "the", "doors", "now"], ["O", "B-band", "I-band", "O"])
 
 
 def test_tags_of_json_without_blanks_and_of_ignored_words(tmp_path: Path) -> None:
@@ -380,7 +382,12 @@ def test_words_of_running_text_are_not_cut_again(text: str) -> None:
         (
             "a.jsonl",
             '{"text": "a b c", "spans": [{"start": 0, "end": 3, "label": "X"}, {"start": 2, "end": 5, "label": "Y"}]}',
-            r"span 2-5 \(Y\) overlaps another one",
+            r"span 2-5 \(Y\) overlaps another one, and a word gets one label: keep the inner or the outer spans",
+        ),
+        (
+            "a.jsonl",
+            '{"text": "a", "spans": [], "answer": "accept"}\n{"text": "b", "spans": [], "answer": "reject"}',
+            "line 2: its answer is 'reject', so its labels are not known to be right: leave out such examples",
         ),
         ("a.jsonl", '{"other": 1}', "expected 'words' and 'tags', or 'text' and 'spans'; found other"),
         ("a.tsv", "word\tpos\nAda\tNOUN\nruns\tVERB\n", "a.tsv, line 1: a header, not a word and its tag"),

@@ -1,5 +1,6 @@
 """Scores with known answers, the loss under any split of a batch, and packed = padded."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import log_loss
 
 from clozebert.finetuning.metrics import (
     entity_report,
@@ -107,7 +109,7 @@ def test_perfect_sequence_logits_score_exactly_one(problem_type: str) -> None:
         REGRESSION: [3.0, -100.0, 7.5, 12.0],
     }[problem_type]
     examples = [SequenceExample("t", None, label, "f") for label in labels]
-    task = make_sequence_task(examples, problem_type=problem_type, value_name="v", known_names=None, balanced=False)
+    task = make_sequence_task(examples, problem_type=problem_type, value_name="v", known_names=None)
     logits = np.zeros((4, len(task.label_names)))
     for row, label in enumerate(labels):
         if problem_type == REGRESSION:
@@ -122,15 +124,6 @@ def test_perfect_sequence_logits_score_exactly_one(problem_type: str) -> None:
         assert scores[name] == pytest.approx(1.0, abs=1e-15)
     if problem_type == REGRESSION:
         assert scores["mse"] == 0
-
-
-@pytest.mark.parametrize(
-    ("kind", "labels"), [(REGRESSION, [1.0, 2.0]), (MULTI_LABEL, [frozenset("a"), frozenset("b")])]
-)
-def test_balanced_weights_are_for_single_labels(kind: str, labels: list[Any]) -> None:
-    examples = [SequenceExample("t", None, label, "f") for label in labels]
-    with pytest.raises(ValueError, match="--class_weights balanced works for single_label_classification only"):
-        make_sequence_task(examples, problem_type=kind, value_name="v", known_names=None, balanced=True)
 
 
 def test_labels_near_one_half_are_those_that_were_scored() -> None:
@@ -200,7 +193,7 @@ def test_constants_have_no_correlation(count: int) -> None:
 def test_a_regression_on_a_constant_is_refused(count: int) -> None:
     examples = [SequenceExample("text", None, 0.1, f"line {row}") for row in range(count)]
     with pytest.raises(ValueError, match=r"every label of the training data is 0\.1"):
-        make_sequence_task(examples, problem_type=REGRESSION, value_name="v", known_names=None, balanced=False)
+        make_sequence_task(examples, problem_type=REGRESSION, value_name="v", known_names=None)
 
 
 TAGS = st.lists(st.sampled_from(["O", "B-A", "I-A", "B-B", "I-B"]), min_size=1, max_size=8)
@@ -272,14 +265,11 @@ def test_a_model_that_beats_no_baseline_is_named(
 
 def tasks_with_batch() -> list[tuple[Any, torch.Tensor, torch.Tensor]]:
     torch.manual_seed(0)
-    weights = [0.5, 2.0, 1.0]
+    weighted = SequenceTask(problem_type=SINGLE_LABEL, label_names="abc")
+    weighted.class_weights_C = torch.tensor([0.5, 2.0, 1.0])
     return [
         (SequenceTask(problem_type=SINGLE_LABEL, label_names="abc"), torch.randn(8, 3), torch.randint(3, (8,))),
-        (
-            SequenceTask(problem_type=SINGLE_LABEL, label_names="abc", class_weights=weights),
-            torch.randn(8, 3),
-            torch.randint(3, (8,)),
-        ),
+        (weighted, torch.randn(8, 3), torch.randint(3, (8,))),
         (SequenceTask(problem_type=MULTI_LABEL, label_names="abc"), torch.randn(8, 3), torch.rand(8, 3).round()),
         (
             SequenceTask(problem_type=REGRESSION, label_names=["v"], target_mean=3.0, target_scale=2.0),
@@ -325,15 +315,53 @@ def test_balanced_weights_are_one_on_average(counts: list[int]) -> None:
     assert weights[0] * 10 == pytest.approx(weights[1] * 30) == pytest.approx(weights[2] * 60)
 
 
-def test_balanced_tags_of_one_type_have_one_weight(tmp_path: Path) -> None:
+@pytest.mark.parametrize("label_subwords", ["all", "first"])
+def test_balanced_types_have_one_share_of_the_loss(tmp_path: Path, label_subwords: str) -> None:
     """Later subwords of a word tagged B-X count as I-X, which may not occur in the data at all."""
     path = tmp_path / "a.conll"
     path.write_text("Ada\tB-PER\nwent\tO\nto\tO\nRome\tB-LOC\nand\tO\nNew\tB-LOC\nYork\tI-LOC\n.\tO\n")
-    task = make_token_task(read_tagged_file(str(path)), scheme="iob2", known_names=None, balanced=True)
-    weights = dict(zip(task.label_names, task.class_weights_C.tolist(), strict=True))
-    # 8 words of 3 types: O 4, LOC 3, PER 1.
-    expected = {"O": 8 / 12, "B-LOC": 8 / 9, "I-LOC": 8 / 9, "B-PER": 8 / 3, "I-PER": 8 / 3}
-    assert weights == pytest.approx(expected)
+    sentences = read_tagged_file(str(path))
+    task = make_token_task(sentences, scheme="iob2", known_names=None, label_subwords=label_subwords)
+    maker = WindowMaker(make_tokenizer("wordpiece"), max_seq_length=6, overlap=2)
+    shares, total = shares_of_loss(task, task.windows(sentences, maker))
+    assert shares["O"] == pytest.approx(total / 3)
+    assert shares["B-LOC"] + shares.get("I-LOC", 0) == pytest.approx(total / 3)
+    assert shares["B-PER"] + shares.get("I-PER", 0) == pytest.approx(total / 3)
+
+
+def test_balanced_classes_of_long_and_short_texts_have_one_share_of_the_loss() -> None:
+    examples = [SequenceExample("a " * length, None, label, "f") for length, label in ((50, "x"), (2, "y"), (2, "y"))]
+    task = make_sequence_task(examples, problem_type=SINGLE_LABEL, value_name="v", known_names=["x", "y", "z"])
+    windows = task.windows(examples, WindowMaker(make_tokenizer("wordpiece"), max_seq_length=10, overlap=0))
+    assert len(windows) == 9
+    shares, total = shares_of_loss(task, windows)
+    assert shares == pytest.approx({"x": total / 2, "y": total / 2})
+    assert total == pytest.approx(9)
+
+
+def shares_of_loss(task: Any, windows: list[Window]) -> tuple[dict[str, float], float]:
+    """What the targets of each label weigh together in the training loss, and all."""
+    task.balance(windows)
+    targets = torch.cat([torch.tensor(window.target).reshape(-1) for window in windows])
+    shares = {}
+    for number in targets[targets != -100].unique().tolist():
+        only = targets.masked_fill(targets != number, -100)
+        even = torch.zeros(len(only), len(task.label_names))  # each target's loss is the logarithm of the classes
+        loss = task.loss({"logits": even}, only, num_items_in_batch=1) / math.log(len(task.label_names))
+        shares[task.label_names[number]] = loss.item()
+    return shares, sum(shares.values())
+
+
+def test_scores_have_the_loss_without_weights() -> None:
+    """In nats, as log_loss of scikit-learn; a weighted one has another scale in data with other shares."""
+    examples = [SequenceExample("t", None, label, "f") for label in "aaab"]
+    task = make_sequence_task(examples, problem_type=SINGLE_LABEL, value_name="v", known_names=None)
+    logits = np.random.default_rng(0).normal(size=(4, 2))
+    wanted = task.metrics(logits, examples)
+    task.class_weights_C = torch.tensor([0.1, 5.0])
+    assert task.metrics(logits, examples) == wanted
+    probabilities = torch.from_numpy(logits).softmax(-1).numpy()
+    assert wanted["loss"] == pytest.approx(log_loss([0, 0, 0, 1], probabilities), rel=1e-6)
 
 
 def test_a_batch_without_labels_has_no_loss_and_no_nan() -> None:

@@ -20,7 +20,7 @@ def test_how_a_classifier_read_its_texts_goes_along(saved, tmp_path):
     """So that `predict` reads pairs as pairs and scores as the run did; names of the machine's files stay at home."""
     reading = {
         "text_column": "a", "text_pair_column": "b", "label_column": "c", "multi_hot": None,
-        "class_weights": [0.5, 1.5], "max_seq_length": 8, "window_overlap": 3,
+        "max_seq_length": 8, "window_overlap": 3,
     }  # fmt: skip
     settings = {**reading, "arguments": {"train_file": "/home/me/a.csv"}, "data": {"train": "0123"}}
     (saved / "finetuning_settings.json").write_text(json.dumps(settings))
