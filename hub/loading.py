@@ -96,6 +96,11 @@ def load_native(folder: Path, *, allow_pickle: bool = False, any_architecture: b
     architecture = architecture_of(model_type, where=f" of {folder}")
     class_name = _class_name(folder, values)
     head = architecture.head_of(class_name, where=f" (architectures in {folder / 'config.json'})")
+    if (positions := values.get("position_embedding_type", "absolute")) != "absolute":
+        raise UserError(
+            f"position_embedding_type={positions!r} of {folder / 'config.json'}: transformers 5 does not compute "
+            "relative positions of its own BERT any more, so the model needs transformers 4"
+        )
     options: dict[str, Any] = {}
     if head.ours == "Model" and architecture.optional_pooler:
         names = tensor_types_in(folder, allow_pickle=allow_pickle)

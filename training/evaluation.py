@@ -10,6 +10,7 @@ import torch
 
 from ..corpus import Mixture, ValidationBatches
 from ..modeling.evaluation_mode import evaluation_mode
+from ..modeling.packed_view import packed_view
 from ..utils.errors import UserError
 from .arguments import PretrainingArguments
 from .batches import make_masking
@@ -51,6 +52,7 @@ def evaluate_masked_lm(
     Batches are distributed in rounds: in each, every process takes one.
 
     Args:
+        model: any masked-LM model of transformers or ours.
         should_stop: called before each batch and, with a single process on a CPU, in each layer too; True in one
             process ends the evaluation in all.
         report: called after each round with the number of batches so far, of all processes, and of all batches.
@@ -62,6 +64,8 @@ def evaluate_masked_lm(
         NothingPredictedError: the batches hold no token to predict.
         EvaluationStoppedError: a process should stop.
     """
+    if hasattr(model, "config"):  # a wrapper of Accelerate has none, and what it wraps takes packed batches
+        model = packed_view(model)
     num_batches = len(batches) if max_batches is None else min(max_batches, len(batches))
     # With several processes, none may leave a batch on its own.
     is_alone = accelerator.num_processes == 1

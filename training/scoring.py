@@ -14,7 +14,6 @@ import torch
 from ..corpus import Corpus, Masking, ValidationBatches
 from ..corpus.packing import NUM_SPECIAL_TOKENS
 from ..corpus.readers.tables import BadText, open_table
-from ..modeling.packed_view import packed_view
 from ..modeling.pseudo_likelihood import masked_log_likelihoods
 from ..utils.errors import UserError, first_line
 from ..utils.progress_bar import quiet
@@ -50,9 +49,7 @@ def score_frozen_masks(
         seed=seed,
     )
     one_process = SimpleNamespace(process_index=0, num_processes=1, device=next(model.parameters()).device)
-    return evaluate_masked_lm(
-        packed_view(model), batches, accelerator=one_process, max_batches=max_batches, report=report
-    )
+    return evaluate_masked_lm(model, batches, accelerator=one_process, max_batches=max_batches, report=report)
 
 
 def score_pseudo_perplexity(

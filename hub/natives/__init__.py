@@ -8,13 +8,24 @@ from .electra import ELECTRA
 from .eurobert import EUROBERT
 from .modernbert import MODERNBERT
 from .nomic_bert import NOMIC_BERT
-from .roberta import ROBERTA
+from .roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from .vit import VIT
 
 # By `model_type`. If a configuration equals several, the first is written.
 NATIVE: dict[str, Architecture] = {
     architecture.model_type: architecture
-    for architecture in (BERT, ROBERTA, MODERNBERT, VIT, DISTILBERT, ELECTRA, NOMIC_BERT, EUROBERT)
+    for architecture in (
+        BERT,
+        ROBERTA,
+        XLM_ROBERTA,
+        CAMEMBERT,
+        MODERNBERT,
+        VIT,
+        DISTILBERT,
+        ELECTRA,
+        NOMIC_BERT,
+        EUROBERT,
+    )
 }
 
 

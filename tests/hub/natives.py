@@ -59,7 +59,14 @@ SIZES: dict[str, dict[str, Any]] = {
         "classifier_pooling": "bos",
     },
 }
-CLASSES = [(model_type, name) for model_type, architecture in NATIVE.items() for name in architecture.heads]
+RELATIVES = ("xlm-roberta", "camembert")  # RoBERTas under other names
+CLASSES = [
+    (model_type, name)
+    for model_type, architecture in NATIVE.items()
+    if model_type not in RELATIVES
+    for name in architecture.heads
+]
+CLASSES_OF_RELATIVES = [(model_type, name) for model_type in RELATIVES for name in NATIVE[model_type].heads]
 # RoPE's frequencies are float32 in transformers whatever the model's type, and EuroBERT's norm is too.
 FLOAT64_TOLERANCE = {"modernbert": 1e-5, "nomic_bert": 1e-5, "eurobert": 1e-5}
 HAS_TYPES = {"bert", "roberta", "electra", "nomic_bert"}
@@ -78,7 +85,8 @@ def make_native(model_type: str, class_name: str, *, dtype: torch.dtype = torch.
     """A native model with random weights in every tensor, biases, norms and padding rows included."""
     architecture = NATIVE[model_type]
     labels = 2 if class_name.endswith("QuestionAnswering") else LABELS
-    config = getattr(transformers, architecture.config_class)(**{**SIZES[model_type], "num_labels": labels, **changes})
+    sizes = SIZES["roberta" if model_type in RELATIVES else model_type]
+    config = getattr(transformers, architecture.config_class)(**{**sizes, "num_labels": labels, **changes})
     torch.manual_seed(0)
     model = getattr(transformers, class_name)(config)
     with torch.no_grad():
@@ -99,7 +107,7 @@ def make_inputs(model_type: str, class_name: str, kind: str, *, dtype: torch.dty
         size, channels = SIZES["vit"]["image_size"], SIZES["vit"]["num_channels"]
         return {"pixel_values": torch.randn(3, channels, size, size, generator=generator).to(dtype)}
     shape = (2, 3, 11) if class_name.endswith("MultipleChoice") else (3, 11)
-    pad = 1 if model_type == "roberta" else 0
+    pad = 1 if NATIVE[model_type].prefix == "roberta" else 0
     ids = torch.randint(4, 47, shape, generator=generator)
     mask = torch.ones(shape, dtype=torch.long)
     if kind in ("right", "left", "embeds"):

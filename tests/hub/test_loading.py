@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 import torch
-from natives import CLASSES, difference, make_inputs, make_native
+from natives import CLASSES, CLASSES_OF_RELATIVES, difference, make_inputs, make_native
 from often import often
 from safetensors.torch import load_file, save_file
 
@@ -39,7 +39,7 @@ def edit_config(folder, **changes):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "class_name"), often(CLASSES[::3]) + often(CLASSES[1::3], 0) + often(CLASSES[2::3], 0)
+    ("model_type", "class_name"), often(CLASSES[::3] + CLASSES_OF_RELATIVES + CLASSES[1::3] + CLASSES[2::3], 26)
 )
 def test_there_and_back_is_the_same_file(tmp_path, model_type, class_name):
     _, folder = save(tmp_path, model_type, class_name)
@@ -92,6 +92,13 @@ def test_base_without_its_pooler(tmp_path):
     ours = from_native(tmp_path / "native")
     assert ours.pooler is None
     assert not ours.config.base_pooler
+
+
+def test_relative_positions_are_named(tmp_path):
+    _, folder = save(tmp_path)
+    edit_config(folder, position_embedding_type="relative_key")
+    with pytest.raises(ValueError, match=r"position_embedding_type='relative_key' of .*: transformers 5 does not"):
+        from_native(folder)
 
 
 def test_missing_tensor(tmp_path):

@@ -5,6 +5,7 @@ import torch
 import transformers
 from natives import (
     CLASSES,
+    CLASSES_OF_RELATIVES,
     FLOAT64_TOLERANCE,
     HAS_TYPES,
     SIZES,
@@ -34,6 +35,7 @@ def kinds_of_inputs(model_type: str, class_name: str) -> list[str]:
 
 
 CASES = [(*case, kind) for case in CLASSES for kind in kinds_of_inputs(*case)]
+CASES += [(*case, "right") for case in CLASSES_OF_RELATIVES]
 
 
 def compare(model_type, class_name, kind, *, dtype, tolerance, **changes):

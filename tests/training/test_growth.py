@@ -452,3 +452,11 @@ def test_reported_in_words_and_trains_on(tmp_path):
     assert all(parameter.grad is not None for parameter in result.model.parameters())
     result.model.save_pretrained(tmp_path)
     assert torch.equal(logits(ClozeBertForMaskedLM.from_pretrained(tmp_path)), logits(result.model.eval()))
+
+
+def test_a_model_with_the_code_of_its_folder_is_told_how_to_be_loaded():
+    copied = type("ClozeBertForMaskedLM", (torch.nn.Module,), {})()
+    with pytest.raises(UserError, match="import clozebert, and load it without trust_remote_code"):
+        grow_depth(copied, 4, documents=[[2, 5, 3]])
+    with pytest.raises(UserError, match="a ClozeBertModel was given: only a ClozeBertForMaskedLM can grow"):
+        grow_depth(ClozeBertModel(ClozeBertConfig(vocab_size=8, hidden_size=8, num_attention_heads=2)), 4, documents=[])

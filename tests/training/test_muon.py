@@ -12,6 +12,7 @@ from pretraining_helpers import in_forks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+from transformers import EuroBertConfig, EuroBertModel
 
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
 from clozebert.training.arguments import PretrainingArguments
@@ -23,7 +24,7 @@ from clozebert.training.optimizers.muon import (
     orthogonalize,
     share_out,
 )  # fmt: skip
-from clozebert.training.optimizers.optimizer import make_optimizer
+from clozebert.training.optimizers.optimizer import heads_of_matrices, make_optimizer
 
 JORDAN = ((3.4445, -4.7750, 2.0315),) * 5
 SHAPES = [(12, 12), (12, 31), (31, 12), (12, 12), (12, 31), (1, 7), (7, 1)]
@@ -155,6 +156,19 @@ def test_attention_is_cut_by_heads() -> None:
     }
     assert heads == {"q_proj": (0, 8), "k_proj": (0, 8), "v_proj": (0, 8), "o_proj": (1, 8)}
     assert newton_schulz_flops((32, 32), heads=(0, 8)) == 4 * newton_schulz_flops((8, 32))
+
+
+def test_attention_of_another_class_is_cut_by_heads_too() -> None:
+    """As that of a model whose code is the copy in its folder; EuroBERT's own has the names of ours."""
+    config = EuroBertConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=48, pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3,
+    )  # fmt: skip
+    native = EuroBertModel(config)
+    cut = {name: heads_of_matrices(native).get(parameter) for name, parameter in native.named_parameters()}
+    assert {name.split(".")[-2]: heads for name, heads in cut.items() if heads is not None} == {
+        "q_proj": (0, 8), "k_proj": (0, 8), "v_proj": (0, 8), "o_proj": (1, 8),
+    }  # fmt: skip
 
 
 def test_what_is_no_matrix_is_refused() -> None:

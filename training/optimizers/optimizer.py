@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...modeling.attention import Attention
 from ...utils.errors import UserError
 from ..arguments import PretrainingArguments
 from .muon import Heads, Muon
@@ -51,10 +50,15 @@ def split_parameters(model: nn.Module) -> tuple[list[NamedParameter], list[Named
 
 
 def heads_of_matrices(model: nn.Module) -> dict[nn.Parameter, Heads]:
-    """How Muon cuts the matrices of attention: the rows of queries, keys and values by head, the columns of outputs."""
+    """How Muon cuts the matrices of attention: the rows of queries, keys and values by head, the columns of outputs.
+
+    Attention is known by the names of its parts, as its class may be the copy that a published folder holds. Models
+    with other names, such as transformers' own BERT and ModernBERT, keep whole matrices.
+    """
     found: dict[Any, Heads] = {}
+    module: Any
     for module in model.modules():
-        if isinstance(module, Attention):
+        if all(hasattr(module, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj", "head_dim")):
             for layer in (module.q_proj, module.k_proj, module.v_proj):
                 found[layer.weight] = (0, module.head_dim)
             found[module.o_proj.weight] = (1, module.head_dim)
