@@ -23,6 +23,8 @@ from ..corpus.readers.columns import (
 from ..corpus.readers.tables import BadText, Row, TableFile, lone_surrogate, open_table
 from ..utils.errors import UserError
 
+REJECTED = ("reject", "ignore")  # answers in Prodigy's files
+
 
 @dataclass(frozen=True)
 class Table:
@@ -98,9 +100,6 @@ def good_rows(file: TableFile) -> Iterator[Row]:
         if character := _half_character(row.values):
             raise UserError(f"{file.source}, {file.unit} {row.line}: {character!r} is half a character; fix the text")
         yield row
-
-
-REJECTED = ("reject", "ignore")  # answers in Prodigy's files
 
 
 def rejected(where: str, answer: str) -> str:
