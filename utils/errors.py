@@ -86,8 +86,12 @@ def check_at_least(values: object, **bounds: float) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message, since some libraries write pages; without a message, the error's type."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of an error's message, since some libraries write pages; without a message, the error's type.
+
+    A line that ends in a colon comes with the line behind it.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
 
 def nearest_name(name: object, known: Iterable[object]) -> str | None:

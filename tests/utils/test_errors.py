@@ -14,6 +14,7 @@ from clozebert.utils.errors import (
     UserFileError,
     as_user_errors,
     did_you_mean,
+    first_line,
     nearest_name,
     reject_unknown_keys,
 )
@@ -54,6 +55,20 @@ def test_what_a_value_raises_becomes_a_user_error_and_other_errors_do_not() -> N
     with pytest.raises(ValueError, match="invalid literal") as bug, as_user_errors(OSError):
         int("x")
     assert not isinstance(bug.value, UserError)
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("one\ntwo", "one"),
+        ("  \none\n", "one"),
+        ("", "ValueError"),
+        ("Validation of field x:\n    it is 3\nmore", "Validation of field x: it is 3"),
+        ("nothing follows:", "nothing follows:"),
+    ],
+)
+def test_a_first_line_says_something(message: str, shown: str) -> None:
+    assert first_line(ValueError(message)) == shown
 
 
 def test_the_nearest_name_is_said() -> None:
