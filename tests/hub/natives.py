@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import nn
@@ -89,6 +90,8 @@ def make_native(model_type: str, class_name: str, *, dtype: torch.dtype = torch.
     config = getattr(transformers, architecture.config_class)(**{**sizes, "num_labels": labels, **changes})
     torch.manual_seed(0)
     model = getattr(transformers, class_name)(config)
+    if model_type in RELATIVES and class_name.endswith("MultipleChoice") and model.roberta.pooler is None:
+        pytest.skip("this transformers builds it without the pooler that it reads; 5.10 does")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             is_norm = parameter.dim() == 1 and name.endswith("weight")
