@@ -28,7 +28,7 @@ from .sequence_task import (
     refuse_decimal_commas,
     write_whole_numbers_alike,
 )
-from .tables import Table, collect, find_columns, read_table, refuse_rejected
+from .tables import Table, collect, find_columns, read_table, refuse_rejected_rows
 from .tagged_files import read_tagged_file, sentences_of_table
 from .tags import detect_scheme, to_iob2
 from .tasks import Task
@@ -101,7 +101,7 @@ def _read_sequences(arguments: SequenceArguments) -> tuple[Splits, dict[str, Any
     )
     assert columns.label is not None
     for table in tables.values():
-        refuse_rejected(table, columns.label)
+        refuse_rejected_rows(table, columns.label)
     if arguments.problem_type is None:
         refuse_decimal_commas(tables["train"], columns.label)
     problem_type = arguments.problem_type or problem_type_of_values(tables["train"].columns[columns.label])

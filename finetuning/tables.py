@@ -23,7 +23,7 @@ from ..corpus.readers.columns import (
 from ..corpus.readers.tables import BadText, Row, TableFile, lone_surrogate, open_table
 from ..utils.errors import UserError
 
-REJECTED = ("reject", "ignore")  # answers in Prodigy's files
+_REJECTED = ("reject", "ignore")  # answers in Prodigy's files
 
 
 @dataclass(frozen=True)
@@ -102,18 +102,20 @@ def good_rows(file: TableFile) -> Iterator[Row]:
         yield row
 
 
-def rejected(where: str, answer: str) -> str:
-    """The message for an example whose labels its annotator did not accept."""
-    return f"{where}: its answer is {answer!r}, so its labels are not known to be right: leave out such examples"
+def refuse_rejected(answer: Any, where: str) -> None:
+    """Raise if an annotator did not accept an example's labels."""
+    if answer in _REJECTED:
+        raise UserError(
+            f"{where}: its answer is {answer!r}, so its labels are not known to be right: leave out such examples"
+        )
 
 
-def refuse_rejected(table: Table, label: str) -> None:
+def refuse_rejected_rows(table: Table, label: str) -> None:
     """Raise if a column `answer` holds the annotators' decisions, as in Prodigy's files, and not all are `accept`."""
     answers = table.columns.get("answer", [])
-    if label != "answer" and all(answer in ("accept", *REJECTED) for answer in answers):
+    if label != "answer" and all(answer in ("accept", *_REJECTED) for answer in answers):
         for row, answer in enumerate(answers):
-            if answer in REJECTED:
-                raise UserError(rejected(table.where(row), answer))
+            refuse_rejected(answer, table.where(row))
 
 
 def _half_character(value: Any) -> str | None:

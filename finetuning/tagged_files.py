@@ -12,7 +12,7 @@ from ..corpus.encoding import UNSPACED_SCRIPTS
 from ..corpus.readers.compression import bare_suffix, read_text
 from ..corpus.readers.tables import Row, TableFile, open_table
 from ..utils.errors import UserError
-from .tables import REJECTED, good_rows, rejected
+from .tables import good_rows, refuse_rejected
 from .tags import OUTSIDE, TaggedSentence
 
 CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
@@ -241,8 +241,8 @@ def _conllu_word_ids(cell: str) -> range:
 def _sentence_of_row(row: Row, tag_column: str | None, with_tags: bool, *, table: TableFile) -> TaggedSentence:
     """The sentence of a JSON object: words and tags; text and spans; or chunks, `{"data": [{"text", "entity"}]}`."""
     record, where = row.values, table.where(row.line)
-    if with_tags and record.get("answer") in REJECTED:
-        raise UserError(rejected(where, record["answer"]))
+    if with_tags:
+        refuse_rejected(record.get("answer"), where)
     word_field = next((name for name in WORD_FIELDS if _are_words(record.get(name))), None)
     if word_field is not None:
         words = _words_of(record, word_field, where)

@@ -134,9 +134,10 @@ def _warn_of_few_documents(manifests: dict[str, dict[str, Any]]) -> bool:
 
 def _warn_of_long_documents(sources: list[dict[str, Any]]) -> None:
     """A text file with hardly a blank line becomes documents of many lines that may have nothing to do with another."""
-    long = [source for source in _texts(sources) if source["bytes"] > _LONG_DOCUMENT * max(1, source["documents"])]
+    filled = [source for source in _texts(sources) if source["documents"]]
+    long = [source for source in filled if source["bytes"] > _LONG_DOCUMENT * source["documents"]]
     if long:
-        size = sum(source["bytes"] for source in long) / max(1, sum(source["documents"] for source in long))
+        size = sum(source["bytes"] for source in long) / sum(source["documents"] for source in long)
         others = f" and {counted(len(long) - 1, 'other file')}" if len(long) > 1 else ""
         print(f"warning: few blank lines are in {long[0]['path']}{others}, so a document has {size / 2**20:.1f} MiB: "
               "if each line is a text, give --document_separator line")  # fmt: skip

@@ -86,7 +86,8 @@ def test_a_run_of_other_length_than_its_epochs_says_so(files: dict[str, str], ep
 
 
 def test_flags_that_are_not_the_default_are_named(files: dict[str, str]) -> None:
-    given = TokenArguments(**files, class_weights="balanced", lora_rank=8, tag_column="2", warmup_steps=0.1)  # type: ignore[arg-type]
+    flags: dict[str, Any] = {"class_weights": "balanced", "lora_rank": 8, "tag_column": "2", "warmup_steps": 0.1}
+    given = TokenArguments(**files, **flags)
     settings = {**SETTINGS, "arguments": comparable(given)}
     found = card_facts(given, hub_names(given), {"train_samples": 3, "eval_f1": 0.5}, settings)["hyperparameters"]
     assert found == {name: SETTINGS[name] for name in list(SETTINGS)[:4]} | {

@@ -92,10 +92,11 @@ def measure(old: ClozeBertForMaskedLM, new: ClozeBertForMaskedLM, documents: Doc
 
 def check_masked_lm(model: Any) -> None:
     """Refuse any other model."""
-    is_copy = type(model).__name__ == ClozeBertForMaskedLM.__name__
-    if is_copy and not isinstance(model, ClozeBertForMaskedLM):
+    if isinstance(model, ClozeBertForMaskedLM):
+        return
+    name = type(model).__name__
+    if name == ClozeBertForMaskedLM.__name__:
         raise UserError(
             "the model's code is the copy in its folder: import clozebert, and load it without trust_remote_code"
         )
-    if not isinstance(model, ClozeBertForMaskedLM):
-        raise UserError(f"a {type(model).__name__} was given: only a ClozeBertForMaskedLM can grow")
+    raise UserError(f"a {name} was given: only a ClozeBertForMaskedLM can grow")
