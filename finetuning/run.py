@@ -364,7 +364,7 @@ class FinetuningRun:
         )
         trainer.pop_callback(transformers.PrinterCallback)
         trainer.add_callback(BestOfMovedRun())
-        trainer.add_callback(EvaluationLines(self.best_metric[0]))
+        trainer.add_callback(EvaluationLines(self.best_metric[0], is_weighted=self.task.class_weights_C is not None))
         trainer.add_callback(TrainingProgress())
         return trainer
 

@@ -352,10 +352,15 @@ class BestOfMovedRun(TrainerCallback):
 
 
 class EvaluationLines(TrainerCallback):
-    """Prints one line for each evaluation: epoch, step, losses, and the score that selects the best."""
+    """Prints one line for each evaluation: epoch, step, losses, and the score that selects the best.
 
-    def __init__(self, best_metric: str) -> None:
+    Args:
+        is_weighted: the training loss has class weights; the validation loss never does.
+    """
+
+    def __init__(self, best_metric: str, *, is_weighted: bool = False) -> None:
         self.best_metric = best_metric
+        self.training_loss = "weighted training loss" if is_weighted else "training loss"
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or metrics is None:
@@ -366,7 +371,7 @@ class EvaluationLines(TrainerCallback):
         ]
         score = metrics[f"eval_{self.best_metric}"]
         parts = [f"epoch {state.epoch or 0:.4g}", f"step {state.global_step}/{state.max_steps}"]
-        parts += [f"training loss {losses[-1]:.4f}"] if losses else []
+        parts += [f"{self.training_loss} {losses[-1]:.4f}"] if losses else []
         parts += [f"validation loss {metrics['eval_loss']:.4f}", f"{self.best_metric} {figure(score)}"]
         print("  ".join(parts), flush=True)
 

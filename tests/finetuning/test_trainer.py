@@ -461,12 +461,16 @@ def test_patience_counts_evaluations_without_a_better_score(
         assert control.should_training_stop == (number >= stops_after)
 
 
-def test_a_line_shows_no_training_loss_of_earlier_steps(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("is_weighted", "name"), [(False, "  training loss"), (True, "  weighted training loss")])
+def test_a_line_shows_no_training_loss_of_earlier_steps(
+    capsys: pytest.CaptureFixture[str], is_weighted: bool, name: str
+) -> None:
     state = TrainerState(global_step=8, max_steps=11, log_history=[{"loss": 1.5, "step": 8}])
+    shown = EvaluationLines("f1", is_weighted=is_weighted)
     for state.global_step in (8, 11):
-        EvaluationLines("f1").on_evaluate(None, state, None, metrics={"eval_loss": 2.0, "eval_f1": 0.5})
+        shown.on_evaluate(None, state, None, metrics={"eval_loss": 2.0, "eval_f1": 0.5})
     lines = capsys.readouterr().out.splitlines()
-    assert ["training loss 1.5000" in line for line in lines] == [True, False]
+    assert [f"{name} 1.5000" in line for line in lines] == [True, False]
 
 
 def test_a_run_without_mistakes_stops_early(
