@@ -13,6 +13,7 @@ import transformers
 from safetensors import SafetensorError
 from torch import nn
 
+from ..utils.answers import answer_by_name
 from ..utils.device import find_device
 from ..utils.errors import MissingPackageError, UserError, first_line
 from ..utils.files import WEIGHTS, whole_files
@@ -176,7 +177,7 @@ def _load_with_head(name_or_path: str, task: type[Task], **kwargs: Any) -> tuple
         )
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"--model_name_or_path {name_or_path}: {first_line(error)}") from error
-    model.config.return_dict = True  # a folder may say that it answers with tuples
+    answer_by_name(model.config)
     return model, loading["missing_keys"]
 
 

@@ -23,6 +23,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
 
 from ..modeling.evaluation_mode import evaluation_mode
+from ..modeling.packed_view import cut_if_padding_is_read
 from ..utils.errors import UserError, as_user_errors
 from ..utils.memory import is_full_memory
 from ..utils.progress_bar import progress_bar
@@ -57,14 +58,15 @@ def predict_logits(
     model: Any, windows: Sequence[Window], collator: Collator, *, batch_size: int, autocast: Any = None
 ) -> list[np.ndarray]:
     """Logits of each window ([C], or [T, C] for tagging), in order. Windows of similar length share a batch."""
-    order = sorted(range(len(windows)), key=lambda index: -len(windows[index].input_ids))
+    lengths = [len(window.input_ids) for window in windows]
+    order = sorted(range(len(windows)), key=lambda index: -lengths[index])
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    batches = cut_if_padding_is_read(model, batches, lengths)
     logits: list[np.ndarray] = [np.empty(0)] * len(windows)
     device = next(model.parameters()).device
-    starts = range(0, len(order), batch_size)
     with evaluation_mode(model):
         # The bar appears only after two seconds.
-        for start in progress_bar(starts, description="scoring", unit=" batches", leave=False, delay=2):
-            indices = order[start : start + batch_size]
+        for indices in progress_bar(batches, description="scoring", unit=" batches", leave=False, delay=2):
             batch = [windows[index] for index in indices]
             inputs = {name: value.to(device) for name, value in collator(batch).items() if name != "labels"}
             with torch.no_grad(), contextlib.nullcontext() if autocast is None else autocast():
@@ -84,20 +86,20 @@ class LengthGroupedSampler(torch.utils.data.Sampler[int]):
 
     The windows of 50 batches, drawn at random, are sorted by length and cut into batches. Then the batches are
     shuffled. The order is a function of (seed, epoch).
+
+    Args:
+        epoch: the epoch that is about to begin. A function, since Accelerate's `set_epoch` does not reach the sampler
+            of one of several processes in a resumed epoch.
     """
 
-    def __init__(self, lengths: Sequence[int], *, batch_size: int, seed: int) -> None:
-        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that is about to begin; Accelerate calls this."""
-        self.epoch = epoch
+    def __init__(self, lengths: Sequence[int], *, batch_size: int, seed: int, epoch: Callable[[], int]) -> None:
+        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, epoch
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[int]:
-        rng = random.Random(f"{self.seed} {self.epoch}")
+        rng = random.Random(f"{self.seed} {self.epoch()}")
         order = rng.sample(range(len(self.lengths)), len(self.lengths))
         pool = 50 * self.batch_size
         pools = [sorted(order[i : i + pool], key=self.lengths.__getitem__) for i in range(0, len(order), pool)]
@@ -173,7 +175,9 @@ class FinetuningTrainer(Trainer):
         lengths = [len(window.input_ids) for window in windows]
         # Sized for the whole global batch: its content must not depend on how it is split.
         per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        return LengthGroupedSampler(lengths, batch_size=per_step, seed=self.args.seed)
+        return LengthGroupedSampler(
+            lengths, batch_size=per_step, seed=self.args.seed, epoch=lambda: int(self.state.epoch or 0)
+        )
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
         """No batches for a resumed run that has already finished or stopped early; Trainer would train on."""

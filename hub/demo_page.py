@@ -95,7 +95,7 @@ def load_subject(source: str, *, name: str | None = None, trust_remote_code: boo
         has = own or "model without a head"
         raise ValueError(f"{source} holds a {has}; the page shows {', '.join(_KINDS.values())}")
     # Only eager attention returns its weights.
-    options = {"attn_implementation": "eager", "use_safetensors": True, "dtype": torch.float32}
+    options = {"attn_implementation": "eager", "use_safetensors": True, "dtype": torch.float32, "return_dict": True}
     model = getattr(transformers, f"AutoModel{ending}").from_pretrained(source, **options, **trusted)
     tokenizer = transformers.AutoTokenizer.from_pretrained(source, **trusted)
     if ending == "ForMaskedLM" and tokenizer.mask_token is None:

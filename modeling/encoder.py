@@ -33,9 +33,6 @@ from .inputs import check_ids, check_length, check_mask, check_text, row_mask
 from .packed import Packed, find_packed
 from .packed_attention import make_masks, read_in_last_layer
 
-# On a CPU, a packed row in half precision is padded to a multiple of this many tokens, so that oneDNN reuses kernels.
-RECURRING_SIZE = 64
-
 
 class ClozeBertPreTrainedModel(PreTrainedModel):
     """Loading, saving and initialisation. A saved folder carries this code, so it opens without clozebert too."""
@@ -205,7 +202,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         shows_states = asks_for_states(self.config, kwargs)  # of all tokens, and without padding
         filled = packed  # with padding behind the documents, where sizes should recur
         if filled is not None and not shows_states and self._sizes_should_recur(x_BTD):
-            x_BTD, filled = filled.fill_up(x_BTD, RECURRING_SIZE)
+            x_BTD, filled = filled.fill_up(x_BTD)
             position_ids = filled.position_ids
         layers: Any = self.layers
         layer_types = [layer.attention_type for layer in layers]
@@ -293,4 +290,4 @@ def _read(x_BT: torch.Tensor, index_R: torch.Tensor | None) -> torch.Tensor:
     return x_BT if index_R is None else x_BT.flatten(0, 1)[index_R.to(x_BT.device)].unsqueeze(0)
 
 
-__all__ = ["RECURRING_SIZE", "ClozeBertModel", "ClozeBertPreTrainedModel"]
+__all__ = ["ClozeBertModel", "ClozeBertPreTrainedModel"]

@@ -15,6 +15,9 @@ from torch.nn import functional as F
 
 from .fast_paths import values_of
 
+# On a CPU, a packed row in half precision is padded to a multiple of this many tokens, so that oneDNN reuses kernels.
+RECURRING_SIZE = 64
+
 
 @dataclass
 class Packed:
@@ -112,9 +115,9 @@ class Packed:
         is_token_GL = columns_L < lengths_G1
         return (starts_G1 + columns_L).masked_fill(~is_token_GL, 0), is_token_GL
 
-    def filled_up(self, multiple: int) -> "Packed":
-        """A single packed row with one more document, of padding, up to a multiple of `multiple` tokens."""
-        missing = -self.position_ids.shape[1] % multiple
+    def filled_up(self) -> "Packed":
+        """A single packed row with one more document, of padding, up to a multiple of `RECURRING_SIZE` tokens."""
+        missing = -self.position_ids.shape[1] % RECURRING_SIZE
         if not missing:
             return self
         if self.filled is None:
@@ -126,9 +129,9 @@ class Packed:
             )
         return self.filled
 
-    def fill_up(self, x_1ND: torch.Tensor, multiple: int) -> tuple[torch.Tensor, "Packed"]:
+    def fill_up(self, x_1ND: torch.Tensor) -> tuple[torch.Tensor, "Packed"]:
         """`filled_up`, and the vectors of its tokens: zeros for padding."""
-        filled = self.filled_up(multiple)
+        filled = self.filled_up()
         missing = filled.position_ids.shape[1] - x_1ND.shape[1]
         return F.pad(x_1ND, (0, 0, 0, missing)) if missing else x_1ND, filled
 
@@ -164,7 +167,7 @@ def find_packed(
         raise ValueError("give either attention_mask or cu_seq_lens_q: a packed run has no padding to mask")
     if packed is not None:
         _check_extent(packed, shape_BT)
-        return packed if position_ids is None else replace(packed, position_ids=position_ids)
+        return packed if position_ids is None else replace(packed, position_ids=position_ids, filled=None)
     assert cu_seq_lens is not None
     if shape_BT[0] != 1:
         raise ValueError(f"cu_seq_lens_q describes one packed row, but the batch has {shape_BT[0]}")
@@ -239,4 +242,4 @@ def batches_by_length(lengths: Sequence[int], budget: int, *, padded: bool = Fal
     return batches
 
 
-__all__ = ["Packed", "batches_by_length", "find_packed"]
+__all__ = ["RECURRING_SIZE", "Packed", "batches_by_length", "find_packed"]

@@ -4,6 +4,7 @@ Shapes: N tokens in S sequences, M of them to be predicted, V vocabulary; B rows
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -12,10 +13,12 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers.modeling_outputs import MaskedLMOutput
 
-from .packed import Packed
+from .packed import Packed, batches_by_length
 
 # Models without a packed path return logits at every token, so chunks are kept small.
 _PADDED_TOKENS = 4096
+# Models of transformers whose tokens see the padding, whatever the mask says.
+_READ_PADDING = ("convbert", "fnet", "nystromformer", "yoso")
 
 
 class PackedView(nn.Module):
@@ -49,19 +52,17 @@ class PackedView(nn.Module):
         """
         starts_S, lengths_S = packed.cu_seq_lens[:-1].long(), packed.lengths()
         sequences_M = packed.document_ids(input_ids.shape[1])[masked_positions]
-        rows_S = input_ids[0, : int(lengths_S.sum())].split(lengths_S.tolist())
-        order_S = lengths_S.argsort(descending=True, stable=True)
-        parts, places, first = [], [], 0
-        while first < len(order_S):
-            count = max(1, _PADDED_TOKENS // int(lengths_S[order_S[first]]))
-            chosen_B = order_S[first : first + count]
-            first += count
+        lengths = lengths_S.tolist()
+        rows_S = input_ids[0, : sum(lengths)].split(lengths)
+        batches = batches_by_length(lengths, _PADDED_TOKENS, padded=True)
+        parts, places = [], []
+        for chosen in cut_if_padding_is_read(self.model, batches, lengths):
             row_of_S = torch.full_like(lengths_S, -1)
-            row_of_S[chosen_B] = torch.arange(len(chosen_B), device=chosen_B.device)
+            row_of_S[chosen] = torch.arange(len(chosen), device=lengths_S.device)
             here = (row_of_S[sequences_M] >= 0).nonzero().squeeze(1)
             if len(here) == 0:
                 continue
-            rows = [rows_S[row] for row in chosen_B.tolist()]
+            rows = [rows_S[row] for row in chosen]
             logits_BTV = self.model(**pad_rows(rows, self.pad_token_id)).logits
             sequences = sequences_M[here]
             parts.append(logits_BTV[row_of_S[sequences], masked_positions[here] - starts_S[sequences]])
@@ -86,6 +87,19 @@ def pad_rows(rows: Sequence[torch.Tensor], pad_token_id: int) -> dict[str, torch
     }
 
 
+def cut_if_padding_is_read(
+    model: nn.Module, batches: Sequence[Sequence[int]], lengths: Sequence[int]
+) -> list[Sequence[int]]:
+    """Batches of indices of sequences, sorted by length; cut into equal lengths if the model would see padding.
+
+    So what it answers for a sequence does not depend on the others.
+    """
+    config: Any = model.config
+    if config.model_type not in _READ_PADDING:
+        return list(batches)
+    return [list(alike) for batch in batches for _, alike in groupby(batch, lengths.__getitem__)]
+
+
 def packed_view(model: nn.Module) -> nn.Module:
     """The model itself if it takes packed rows, else a view of it that does."""
     config: Any = model.config
@@ -94,4 +108,4 @@ def packed_view(model: nn.Module) -> nn.Module:
     return PackedView(model, pad_token_id=config.pad_token_id or 0)
 
 
-__all__ = ["PackedView", "packed_view", "pad_rows"]
+__all__ = ["PackedView", "cut_if_padding_is_read", "packed_view", "pad_rows"]

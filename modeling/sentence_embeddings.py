@@ -6,7 +6,7 @@ Shapes: S sequences, T tokens of one of them, N tokens of a packed row, D hidden
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -15,12 +15,10 @@ from transformers import PreTrainedModel
 
 from .evaluation_mode import evaluation_mode
 from .packed import Packed, batches_by_length
-from .packed_view import pad_rows
+from .packed_view import cut_if_padding_is_read, pad_rows
 
 _TOKENS_ON_CPU, _TOKENS_ON_DEVICE = 4096, 131_072
 _POOLINGS = ("mean", "cls", "max")
-# Models of transformers whose tokens see the padding, whatever the mask says: their texts are batched by equal length.
-_READ_PADDING = ("convbert", "fnet", "nystromformer", "yoso")
 
 
 def encode(
@@ -84,9 +82,7 @@ def encode_ids(
     padded = device.type != "cpu" or not _is_packed(model)
     with evaluation_mode(model):
         batches = batches_by_length(lengths, budget, padded=padded)
-        if model.config.model_type in _READ_PADDING:
-            batches = [list(alike) for batch in batches for _, alike in groupby(batch, lengths.__getitem__)]
-        for batch in batches:
+        for batch in cut_if_padding_is_read(model, batches, lengths):
             for index, x_TD in zip(batch, _run(model, [sequences[index] for index in batch], device), strict=True):
                 results[index] = _pool(x_TD, pooling)
     if pooling is None:

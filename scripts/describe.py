@@ -19,6 +19,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from clozebert.configuration.costs import SYMBOLS, default_length, parts_of, short_number, symbols_of
 from clozebert.scripts._program import check_output_file, parse, run
+from clozebert.utils.answers import answer_by_name
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import MissingPackageError, UserError, as_user_errors, check_at_least, did_you_mean
 from clozebert.utils.figures import save_figure
@@ -219,6 +220,7 @@ def attention_of(folder: str, text: str) -> tuple[list[str], Any]:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         with quiet():  # the head is left out on purpose, which transformers would report
             model = ClozeBertModel.from_pretrained(folder, attn_implementation="eager", use_safetensors=True).eval()
+    answer_by_name(model.config)
     inputs = tokenizer(text, return_tensors="pt", return_offsets_mapping=True)
     length, most = inputs["input_ids"].shape[1], _most_tokens(model.config)
     if length == 0:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn import functional as F
+from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 from warm_python import WarmPython
 
@@ -219,6 +221,8 @@ def in_forks(work: Callable[[int], None], environments: list[dict[str, str]], *,
     def begin(rank: int) -> None:
         os.environ.update(environments[rank])
         torch.set_num_threads(1)
+        # tqdm's own lock is one for all forks: a process that is killed while it holds it would stop all later ones.
+        tqdm.set_lock(threading.RLock())
         work(rank)
 
     context = multiprocessing.get_context("fork")

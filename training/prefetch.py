@@ -19,9 +19,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ..configuration import ClozeBertConfig
-from ..modeling.encoder import RECURRING_SIZE
 from ..modeling.losses import IGNORED_LABEL
-from ..modeling.packed import Packed
+from ..modeling.packed import RECURRING_SIZE, Packed
 from ..modeling.packed_attention import prepare_attention
 from ..utils.errors import UserError
 from ..utils.interrupts import say_now
@@ -57,7 +56,7 @@ def model_inputs(batch: Any, *, plan_for: ClozeBertConfig | None = None, recurs:
         masked_positions = torch.cat([masked_positions, masked_positions[-1:].expand(missing)])
         labels = torch.cat([labels, labels.new_full((missing,), IGNORED_LABEL)])
     if plan_for is not None:
-        planned = packed.filled_up(RECURRING_SIZE) if recurs else packed  # as the encoder will fill it up
+        planned = packed.filled_up() if recurs else packed  # as the encoder will fill it up
         prepare_attention(planned, plan_for, read_positions=masked_positions)
     inputs = {
         "input_ids": torch.from_numpy(batch.input_ids),

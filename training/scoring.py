@@ -15,6 +15,7 @@ from ..corpus import Corpus, Masking, ValidationBatches
 from ..corpus.packing import NUM_SPECIAL_TOKENS
 from ..corpus.readers.tables import BadText, open_table
 from ..modeling.pseudo_likelihood import masked_log_likelihoods
+from ..utils.answers import answer_by_name
 from ..utils.errors import UserError, first_line
 from ..utils.progress_bar import quiet
 from ..utils.untrusted import check_model_folder
@@ -229,7 +230,7 @@ def load_masked_lm(name_or_path: str, *, device: torch.device, trust_remote_code
             f"model_name_or_path={name_or_path!r} has no masked-LM head: {len(missing)} weights, {missing[0]} among "
             f"them, would be random. A fine-tuned model is scored by clozebert predict --scores_file"
         )
-    model.config.return_dict = True  # a folder may say that it answers with tuples
+    answer_by_name(model.config)
     return model.to(device).eval()
 
 

@@ -10,6 +10,7 @@ from small_models import NEW_WORDS, OLD_WORDS, make_tokenizer, new_documents, ol
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
 from clozebert.adaptation.start import open_source_model, used_ids
 from clozebert.corpus.tokenizer import make_id_tokenizer
 from clozebert.corpus.vocabulary import changes
@@ -233,3 +234,19 @@ def test_added_words_are_found_as_before_and_special_tokens_stay_special(algorit
 def test_what_cannot_be_learned_is_said() -> None:
     with pytest.raises(UserError, match="extend_vocabulary=3: nothing in the text occurs twice"):
         extend(make_tokenizer("wordpiece"), ["the cat"], 3)
+
+
+@pytest.mark.parametrize("kind", ["rope", "sinusoidal"])
+def test_tokens_move_where_positions_count_from_the_padding_and_are_not_learned(kind: str) -> None:
+    """RoBERTa's rule without its table: there are no rows of positions to move."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = ClozeBertConfig.from_name("roberta-base", vocab_size=20, position_embedding_type=kind, **sizes)
+    model = ClozeBertForMaskedLM(config).eval()
+    padding = config.pad_token_id
+    ids = torch.tensor([[0, 5, 6, 7, 2, padding]])
+    mask = (ids != padding).long()
+    smaller = take_rows(model, [[padding], *([row] for row in (0, 2, 5, 6, 7))], pad_token_id=0).eval()
+    moved = torch.tensor([[1, 3, 4, 5, 2, 0]])
+    with torch.no_grad():
+        before, after = model(ids, attention_mask=mask).logits, smaller(moved, attention_mask=mask).logits
+    torch.testing.assert_close(after[0, :5], before[0, :5, [padding, 0, 2, 5, 6, 7]], rtol=0, atol=1e-6)

@@ -84,11 +84,14 @@ def test_files_of_other_programs_beside_a_model_do_not_matter(tmp_path: Path) ->
         load(folder)
 
 
-def test_a_model_that_answers_with_tuples_is_asked_for_names(tmp_path: Path) -> None:
+def test_the_folder_of_a_model_has_no_say_in_how_it_answers(tmp_path: Path) -> None:
     folder = Path(make_checkpoint(tmp_path / "m"))
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "return_dict": False}))
-    assert load(str(folder)).config.return_dict is True
+    says = {"return_dict": False, "output_hidden_states": True, "output_attentions": True}
+    (folder / "config.json").write_text(json.dumps({**config, **says}))
+    model = load(str(folder))
+    assert not any(getattr(model.config, name) is value for name, value in says.items())
+    model.save_pretrained(tmp_path / "again")
 
 
 MODEL_TYPES = ("bert", "roberta", "distilbert", "clozebert")

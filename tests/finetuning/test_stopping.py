@@ -171,6 +171,51 @@ def test_two_processes_stop_at_the_same_step_if_one_of_them_is_asked(models: dic
     assert "exitcode  : 143" in errors.read_text()
 
 
+# A run of two processes; the first one gets a signal in the given step.
+IN_TWO_PROCESSES = """
+import os, sys
+tests, train, validation, model, output_dir, step = sys.argv[1:]
+sys.path[:0] = [tests, tests + "/finetuning"]
+from finetuning_helpers import arguments_of
+from test_stopping import Signal
+from clozebert.finetuning.run import FinetuningRun, finetune
+make_trainer = FinetuningRun.make_trainer
+def make(*args, **kwargs):
+    trainer = make_trainer(*args, **kwargs)
+    if step != "0" and os.environ["RANK"] == "0":
+        trainer.add_callback(Signal(step=int(step)))
+    return trainer
+FinetuningRun.make_trainer = make
+flags = {"num_train_epochs": 3.0, "per_device_train_batch_size": 8, "resume_from_checkpoint": "latest"}
+finetune(arguments_of("single", (train, validation), model, output_dir, **flags))
+"""
+
+
+@pytest.mark.slow
+def test_a_resumed_epoch_of_two_processes_has_its_own_order(models: dict[str, str], tmp_path: Path) -> None:
+    """Padded batches of like lengths, stopped within the second epoch. Measured: the same bits."""
+    program = tmp_path / "program.py"
+    program.write_text(IN_TWO_PROCESSES)
+    files = (write_sentiment(tmp_path / "a.csv", rows=100), write_sentiment(tmp_path / "b.csv", rows=20, seed=1))
+
+    def train(folder: str, *, stop_in: int = 0) -> bytes | None:
+        launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29614")
+        rest = [str(Path(__file__).parents[1]), *files, models["bert"], str(tmp_path / folder), str(stop_in)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+        command = [sys.executable, *launcher, str(program), *rest]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        weights = tmp_path / folder / "model.safetensors"
+        assert weights.exists() == (stop_in == 0), done.stdout + done.stderr
+        return weights.read_bytes() if weights.exists() else None
+
+    whole = train("whole")
+    train("stopped", stop_in=9)
+    checkpoint = newest_checkpoint(str(tmp_path / "stopped"))
+    assert checkpoint is not None
+    assert Path(checkpoint).name == "checkpoint-9"
+    assert train("stopped") == whole
+
+
 def start(model: str, folder: Path, *, by: tuple[str, ...] = ()) -> tuple[subprocess.Popen[bytes], Path, Path]:
     """A long run that has had its first evaluation, and the files that hold what it prints."""
     out, errors = folder / "out.txt", folder / "errors.txt"

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss
+from transformers import PreTrainedConfig
 
 from clozebert.finetuning.metrics import (
     entity_report,
@@ -49,6 +50,7 @@ class Oracle(torch.nn.Module):
         super().__init__()
         self.labels = labels
         self.nothing = torch.nn.Parameter(torch.zeros(1))
+        self.config = PreTrainedConfig()
 
     def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, torch.Tensor]:
         return {"logits": torch.nn.functional.one_hot(input_ids % self.labels, self.labels).float() * 9}

@@ -90,9 +90,7 @@ def test_padded_batches_are_of_similar_length_and_a_function_of_seed_and_epoch()
     lengths = [(7 * i) % 101 + 1 for i in range(530)]
 
     def order(seed: int, epoch: int) -> list[int]:
-        sampler = LengthGroupedSampler(lengths, batch_size=8, seed=seed)
-        sampler.set_epoch(epoch)
-        return list(sampler)
+        return list(LengthGroupedSampler(lengths, batch_size=8, seed=seed, epoch=lambda: epoch))
 
     first = order(1, 0)
     assert sorted(first) == list(range(530))

@@ -187,6 +187,18 @@ def test_half_precision_runs_are_filled_up_and_nothing_shows_it():
     torch.testing.assert_close(filled, shown.last_hidden_state, rtol=0, atol=0.02)
 
 
+def test_positions_of_a_later_call_are_not_those_of_an_earlier_one():
+    """A run that is filled up is kept for the next call, which may bring positions of its own."""
+    model = build(ClozeBertModel, tiny_config("sdpa")).bfloat16().eval()
+    given, others = inputs(), torch.arange(LENGTH)[None] // 2
+    with torch.no_grad():
+        before = model(**given).last_hidden_state
+        kept = model(**given, position_ids=others).last_hidden_state
+        fresh = model(**inputs(), position_ids=others).last_hidden_state
+    assert torch.equal(kept, fresh)
+    assert not torch.equal(kept, before)
+
+
 def test_large_feed_forwards_are_computed_again_and_give_the_same_gradient(monkeypatch):
     from clozebert.modeling import fast_paths
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from pretraining_helpers import make_corpus, make_tokenizer, model_config
-from transformers import BertConfig, BertForMaskedLM, RobertaConfig, RobertaForMaskedLM
+from transformers import BertConfig, BertForMaskedLM, FNetConfig, FNetForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
 from clozebert import ClozeBertForMaskedLM
 from clozebert.corpus import Corpus, Masking, ValidationBatches
@@ -154,10 +154,11 @@ def foreign_models() -> dict[str, torch.nn.Module]:
         "ours": ClozeBertForMaskedLM(model_config(initializer_range=0.3)),
         "bert": BertForMaskedLM(BertConfig(**sizes, max_position_embeddings=50)),
         "roberta": RobertaForMaskedLM(RobertaConfig(**sizes, max_position_embeddings=52, pad_token_id=0)),
+        "fnet": FNetForMaskedLM(FNetConfig(**{**sizes, "num_attention_heads": None}, max_position_embeddings=50)),
     }
 
 
-@pytest.mark.parametrize("name", ["ours", "bert", "roberta"])
+@pytest.mark.parametrize("name", ["ours", "bert", "roberta", "fnet"])
 def test_batches_give_what_one_sequence_at_a_time_gives(name: str) -> None:
     model = foreign_models()[name].train()
     draws = np.random.default_rng(3)
@@ -255,9 +256,15 @@ def test_a_model_without_the_head_is_refused(tmp_path: Path) -> None:
         load_masked_lm(str(tmp_path), device=torch.device("cpu"))
 
 
-def test_a_model_that_answers_with_tuples_is_asked_for_names(tmp_path: Path) -> None:
+def test_the_folder_of_a_model_has_no_say_in_how_it_answers(tmp_path: Path) -> None:
+    """It may ask for tuples; for states, which fill the memory; for attention weights, and then it cannot be saved."""
     foreign_models()["ours"].save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "return_dict": False}))
-    assert load_masked_lm(str(tmp_path), device=torch.device("cpu")).config.return_dict is True
-    assert load_configuration(str(tmp_path)).return_dict is True
+    says = {"return_dict": False, "output_hidden_states": True, "output_attentions": True}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **says}))
+    ours = load_configuration(str(tmp_path))
+    assert not any(getattr(ours, name) is value for name, value in says.items())
+    model = load_masked_lm(str(tmp_path), device=torch.device("cpu"))
+    with torch.no_grad():
+        assert list(model(torch.tensor([[2, 7, 3]]))) == ["logits"]
+    model.save_pretrained(tmp_path / "again")

@@ -14,6 +14,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from ...configuration import ClozeBertConfig
 from ...corpus import Corpus
 from ...modeling import ClozeBertForMaskedLM
+from ...utils.answers import answer_by_name
 from ...utils.errors import UserError, as_user_errors
 from ...utils.files import hash_model
 from ...utils.progress_bar import without_progress_bars
@@ -42,7 +43,7 @@ def load_configuration(name_or_path: str, *, flag: str = "model_name_or_path") -
             f"{flag}={name_or_path!r} is a {config.model_type} model: convert it first with "
             f"clozebert convert --input {name_or_path} --output_dir FOLDER --to clozebert"
         )
-    config.return_dict = True  # a folder may say that it answers with tuples
+    answer_by_name(config)
     return config
 
 

@@ -87,7 +87,8 @@ def take_rows(
     pad = (config.pad_token_id or 0) if pad_token_id is None else pad_token_id
     if pad_token_id is not None:
         changes["pad_token_id"] = pad
-    if config.position_rule == "non_pad" and config.position_offset == (config.pad_token_id or 0) + 1:
+    follows_padding = config.position_rule == "non_pad" and config.position_offset == (config.pad_token_id or 0) + 1
+    if follows_padding and POSITION_TABLE in tensors:
         table = tensors[POSITION_TABLE]
         unused = table.new_zeros(pad + 1, table.shape[1])
         tensors[POSITION_TABLE] = torch.cat([unused, table[config.position_offset :]])
