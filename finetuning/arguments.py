@@ -128,7 +128,8 @@ class FinetuningArguments:
         for name in ("train_file", "validation_file", "test_file"):
             path = getattr(self, name)
             if path is not None and not os.path.isfile(path):
-                wrong = "is a folder: give one file" if os.path.isdir(path) else "there is no such file"
+                of_folder = "is a folder: give one file, or the folder of a saved dataset as --dataset_name"
+                wrong = of_folder if os.path.isdir(path) else "there is no such file"
                 raise MissingFileError(f"--{name} {path}: {wrong}")
         self._check_numbers()
         self._check_choices()

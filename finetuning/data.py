@@ -8,8 +8,9 @@ from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
+from ..corpus.readers.columnar import open_dataset
 from ..corpus.readers.columns import is_number
-from ..corpus.readers.tables import TableFile, open_dataset
+from ..corpus.readers.tables import TableFile
 from ..utils.errors import UserError
 from ..utils.plurals import counted
 from .arguments import FinetuningArguments, SequenceArguments, TokenArguments

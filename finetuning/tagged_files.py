@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..corpus.encoding import UNSPACED_SCRIPTS
-from ..corpus.readers.compression import bare_suffix, read_text
+from ..corpus.readers.compression import COLUMNAR_SUFFIXES, bare_suffix, read_text
 from ..corpus.readers.tables import Row, TableFile, open_table
 from ..utils.errors import UserError
 from .tables import good_rows, refuse_rejected
@@ -40,7 +40,7 @@ def read_tagged_file(path: str, *, tag_column: str | None = None, with_tags: boo
             line).
     """
     suffix = bare_suffix(path)
-    if suffix in (".jsonl", ".ndjson", ".json", ".parquet"):
+    if suffix in (".jsonl", ".ndjson", ".json", *COLUMNAR_SUFFIXES):
         sentences = sentences_of_table(open_table(path), tag_column=tag_column, with_tags=with_tags)
     elif suffix == ".conllu":
         sentences = list(_conllu_sentences(path, read_text(path), tag_column, with_tags))

@@ -20,6 +20,8 @@ from ...utils.errors import MissingFileError, MissingPackageError, UserError, Us
 from .binary_files import what_it_is
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
+# Tables that a library reads, whose bytes are no text.
+COLUMNAR_SUFFIXES = (".parquet", ".arrow", ".feather")
 _BLOCK = 1 << 16
 _NUMBERED = re.compile(r"(\.\d+|-[^.]*)$")
 # Byte order marks. The longer ones come first: that of UTF-32 (little-endian) begins with that of UTF-16.
@@ -65,9 +67,9 @@ def open_decompressed(path: str | Path) -> Iterator[tuple[BinaryIO, Callable[[],
         first = _fill(read)
         if encoding := next((name for mark, name in _OTHER_UNICODE if first.startswith(mark)), None):
             raise UserError(f"{path} is in {encoding}: convert it to UTF-8")
-        is_parquet = bare_suffix(path) == ".parquet"
-        if (not is_parquet or path.suffix.lower() in COMPRESSIONS) and (found := what_it_is(first)):
-            way_out = "unpack it first" if is_parquet else found[1]
+        is_columnar = bare_suffix(path) in COLUMNAR_SUFFIXES
+        if (not is_columnar or path.suffix.lower() in COMPRESSIONS) and (found := what_it_is(first)):
+            way_out = "unpack it first" if is_columnar else found[1]
             raise UserError(f"{path} is {found[0]}: {way_out}")
         is_old = b"\r" in first and b"\n" not in first
         yield io.BufferedReader(_Content(first, read, is_old), _BLOCK), raw.tell

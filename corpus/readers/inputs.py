@@ -15,10 +15,11 @@ from typing import Any
 
 from ...utils.errors import MissingFileError, UserError, as_user_errors, check_choice
 from ...utils.files import sha256_of_file
+from .columnar import files_of_saved_dataset, open_dataset
 from .compression import bare_suffix
 from .formats import SEPARATORS, ReadCell, texts_of_file, texts_of_table
 from .input_files import files_below, files_matching
-from .tables import TABLE_SUFFIXES, BadText, TableFile, open_dataset
+from .tables import TABLE_SUFFIXES, BadText, TableFile
 
 INSTALLED_PYTHON = "installed-python"
 _DATASET_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -258,7 +259,7 @@ def _resolve(entry: str, dataset_config_name: str | None) -> str | list[tuple[st
         raise UserError("an input is empty: name files or folders; '.' is the folder that you are in")
     path = Path(entry)
     if path.is_dir():
-        files = files_below(path)
+        files = files_of_saved_dataset(path) or files_below(path)
         if not files:
             raise UserError(f"the corpus is empty: the folder {entry} holds no file")
         return [(_printable(file.relative_to(path).as_posix()), file) for file in files]

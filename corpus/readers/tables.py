@@ -1,4 +1,4 @@
-"""Reads rows of tables: CSV, TSV, JSON lines and arrays, Parquet, datasets of the Hub (streamed).
+"""Reads rows of tables: CSV, TSV, JSON lines and arrays; `columnar.py` reads Parquet, Arrow and datasets.
 
 Every row of a table is given once, with the line on which it begins, or as a `BadText` that says what is wrong with it.
 If it is unclear where rows end, for example after a broken quote, an error names the file and line. Plain and
@@ -6,8 +6,6 @@ compressed files are read as a stream.
 """
 
 import io
-import json
-import os
 import re
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
@@ -18,19 +16,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from ...utils.errors import MissingFileError, MissingPackageError, UserError, first_line
+from ...utils.errors import UserError
 from . import json_records
 from .columns import USUAL_COLUMNS, is_number, other_separator
-from .compression import bare_suffix, open_decompressed
+from .compression import COLUMNAR_SUFFIXES, bare_suffix, open_decompressed
 from .delimited import Dialect, find_dialect, read_records
 
 # Bytes of a document of a text file, and characters of one in XML; a longer one is cut into several, at the end of a
 # line or at a space.
 LARGEST_DOCUMENT = 1 << 22
-TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", *COLUMNAR_SUFFIXES)
 _CLASS_SHARE = 0.05  # of the rows, at least, have the class of the first row
 _HEAD_ROWS, _HEAD_CELLS = 10_000, 1 << 22  # rows and characters that are read to find out what the columns hold
-_ROWS_AT_ONCE = 64  # of a Parquet file; a row may be a whole book
 
 
 class Row(NamedTuple):
@@ -121,8 +118,10 @@ def open_table(path: str | Path, *, has_header: bool | None = None, wanted: Sequ
         return _Delimited(str(path), tab=suffix == ".tsv", has_header=has_header, wanted=wanted)
     if suffix in (".jsonl", ".ndjson", ".json"):
         return _Json(str(path))
-    if suffix == ".parquet":
-        return _Parquet(str(path))
+    if suffix in COLUMNAR_SUFFIXES:
+        from .columnar import ColumnarFile  # which builds on this module
+
+        return ColumnarFile(str(path))
     raise UserError(
         f"{path}: cannot tell its format from the suffix {suffix!r}; use one of {', '.join(TABLE_SUFFIXES)}"
     )
@@ -197,7 +196,7 @@ class _Delimited(TableFile):
             self._refuse_numbers_for_names(first, line)
             return _Header(_numbers(len(first)), first, line, False, is_sure)
         names = [name.strip() or str(number) for number, name in enumerate(first, start=1)]
-        _refuse_repeated(names, self.where(line))
+        refuse_repeated(names, self.where(line))
         return _Header(names, first, line, True, is_sure)
 
     def _refuse_other_separator(self, first: list[str], line: int) -> None:
@@ -275,7 +274,7 @@ def _come_again(first: list[str], records: Iterator[tuple[int, list[str]]]) -> t
     return again, rows
 
 
-def _refuse_repeated(names: list[str], where: str) -> None:
+def refuse_repeated(names: list[str], where: str) -> None:
     name, count = Counter(names).most_common(1)[0] if names else ("", 0)
     if count > 1:
         raise UserError(f"{where}: two columns are named {name!r}")
@@ -301,7 +300,7 @@ def lone_surrogate(text: str) -> str | None:
     return None
 
 
-# JSON, Parquet and datasets ------------------------------------------------------------------------------------------
+# JSON -----------------------------------------------------------------------------------------------------------------
 
 
 class _Json(TableFile):
@@ -336,147 +335,3 @@ class _Json(TableFile):
                     yield BadText(line, str(record))
                 else:
                     yield BadText(line, f"expected a JSON object, found {type(record).__name__}")
-
-
-class _Parquet(TableFile):
-    """A Parquet file; `Row.line` is the number of the row."""
-
-    unit = "row"
-
-    @cached_property
-    def columns(self) -> list[str]:
-        with self._opened() as file:
-            names = list(file.schema_arrow.names)
-        _refuse_repeated(names, self.source)
-        return names
-
-    def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
-        wanted = self.columns if columns is None else list(columns)
-        number, size = 0, os.path.getsize(self.source)
-        with self._opened() as file:
-            classes = _classes_of_features(_features_in(file.schema_arrow.metadata))
-            batches = iter(file.iter_batches(columns=wanted, batch_size=_ROWS_AT_ONCE))
-            while True:
-                try:
-                    batch = next(batches, None)
-                    rows = [] if batch is None else batch.to_pylist()
-                except Exception as error:
-                    of_arrow = type(error).__module__.startswith("pyarrow")
-                    is_damaged = of_arrow or isinstance(error, (OSError, UnicodeDecodeError))
-                    # Else a value that Python does not have, such as a date in the year 10,000.
-                    what = "is damaged" if is_damaged else "holds a value that cannot be read"
-                    raise UserError(f"{self.source} {what} in or after row {number + 1}: {first_line(error)}") from None
-                if batch is None:
-                    break
-                for values in rows:
-                    number += 1
-                    self.bytes_read = size * number // max(file.metadata.num_rows, 1)
-                    values |= {name: _named(values[name], classes[name]) for name in classes if name in values}
-                    yield Row(number, values)
-            if number != file.metadata.num_rows:
-                raise UserError(f"{self.source} is damaged: {number} rows instead of {file.metadata.num_rows}")
-
-    @contextmanager
-    def _opened(self) -> Iterator[Any]:
-        try:
-            import pyarrow as pa
-            from pyarrow import parquet
-        except ImportError:
-            raise MissingPackageError(f"reading {self.source} needs pyarrow: pip install pyarrow") from None
-        with open_decompressed(self.source):  # for its readable error messages
-            pass
-        try:
-            file = parquet.ParquetFile(self.source, page_checksum_verification=True)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise UserError(f"{self.source} is not a Parquet file: {error}") from None
-        with file:
-            yield file
-
-
-def _features_in(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
-    """What `datasets` recorded about the columns of a Parquet file, parsed from JSON; empty if it recorded nothing."""
-    try:
-        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
-    except (KeyError, TypeError, ValueError):
-        return {}
-    return features if isinstance(features, dict) else {}
-
-
-class DatasetTable(TableFile):
-    """A split of a dataset on the Hub; class numbers become class names."""
-
-    unit = "row"
-
-    def __init__(self, source: str, records: Any) -> None:
-        super().__init__(source)
-        self._records = records
-        self._features = getattr(records, "features", None) or {}
-
-    @cached_property
-    def columns(self) -> list[str]:
-        return list(self._features) or list(next(iter(self._records), {}))
-
-    def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
-        wanted = self.columns if columns is None else columns
-        classes = _classes_of_features(self._features)
-        for number, record in enumerate(self._records, start=1):
-            yield Row(number, {name: _named(record.get(name), classes.get(name)) for name in wanted})
-
-
-def _classes_of_features(features: Any) -> dict[str, list[str]]:
-    """The class names of each column of class numbers, or of lists of them (`ner_tags`)."""
-    found = {name: _classes_of(feature) for name, feature in features.items()}
-    return {name: classes for name, classes in found.items() if classes}
-
-
-def _classes_of(feature: Any) -> list[str] | None:
-    """The class names of one column; `feature` comes from `datasets`, as an object or parsed from JSON."""
-    if isinstance(feature, list):  # the older notation for a list
-        return _classes_of(feature[0]) if feature else None
-    kind, names, inner = (
-        feature.get(name) if isinstance(feature, dict) else getattr(feature, name, None)
-        for name in ("_type", "names", "feature")
-    )
-    if kind == "ClassLabel":
-        return names
-    return None if inner is None else _classes_of(inner)
-
-
-def _named(value: Any, classes: list[str] | None) -> Any:
-    """Class numbers as names, also inside lists."""
-    if classes is None:
-        return value
-    if isinstance(value, list):
-        return [_named(item, classes) for item in value]
-    if not isinstance(value, int):
-        return value
-    if value >= len(classes):
-        raise UserError(f"class number {value}, but the data name {len(classes)} classes: {', '.join(classes[:9])}")
-    return classes[value] if value >= 0 else None  # -1 marks the hidden labels of a test split
-
-
-def open_dataset(name: str, configuration: str | None, *, split: str | None = None) -> dict[str, TableFile]:
-    """The splits of a dataset on the Hub, or one of them, which is streamed if the machine is online.
-
-    Raises:
-        MissingPackageError: `datasets` is not installed.
-        MissingFileError: the dataset does not exist or cannot be loaded.
-    """
-    try:
-        import datasets
-    except ImportError:
-        raise MissingPackageError("a dataset of the Hub needs datasets: pip install datasets") from None
-    from huggingface_hub import HfApi, constants
-
-    is_local = Path(name).exists()
-    try:
-        if not constants.HF_HUB_OFFLINE and not is_local:
-            HfApi().dataset_info(name, timeout=10)  # without this, an unknown name is retried for half a minute
-        # Offline nothing can be streamed, but the cache may hold the dataset.
-        is_streamed = split is not None and not constants.HF_HUB_OFFLINE
-        loaded = datasets.load_dataset(name, configuration, split=split, streaming=is_streamed)
-        if split is not None:
-            return {split: DatasetTable(name, loaded)}
-        return {part: DatasetTable(f"{name} ({part})", records) for part, records in loaded.items()}
-    except Exception as error:  # connection, repository and format errors have no common type
-        raise MissingFileError(f"the dataset {name} cannot be loaded: {first_line(error)}") from error

@@ -52,7 +52,8 @@ def a_database(folder: Path) -> bytes:
         ("a.htm", "is an HTML page: take the text out"),
         ("a.npy", r"is a binary file: leave it out, .*; tr -d '\\0' takes zero bytes out of text"),
         ("a.csv", "is a ZIP archive"),
-        ("a.arrow", r"is an Arrow stream, .*: save it as Parquet"),
+        ("a.bin", r"is an Arrow stream: give its name the suffix \.arrow"),
+        ("a.arrow", "is not an Arrow file: its end is missing"),
         ("a.parquet.gz", "is a Parquet file: unpack it first"),
     ],
 )
@@ -61,7 +62,7 @@ def test_a_folder_with_such_a_file_is_refused(tmp_path: Path, name: str, message
         "a.pdf": b"%PDF-1.7\n%\xe2\xe3\n", "a.docx": a_zip(), "a.txt": gzip.compress(b"text"), "a.tar": a_tar(),
         "a.db": a_database(tmp_path), "a.html": b"\n<!-- x -->\n<!DOCTYPE html>\n<html></html>",
         "a.htm": b"<p>a fragment</p>", "a.npy": b"\x93NUMPY" + bytes(range(256)) * 4, "a.csv": a_zip(),
-        "a.arrow": b"\xff\xff\xff\xff\x88\0\0\0", "a.parquet.gz": gzip.compress(b"PAR1\x15\0"),
+        **dict.fromkeys(("a.arrow", "a.bin"), b"\xff\xff\xff\xff\x88\0\0\0"), "a.parquet.gz": gzip.compress(b"PAR1"),
     }  # fmt: skip
     (tmp_path / "good.txt").write_text("some text\n")
     (tmp_path / name).write_bytes(contents[name])

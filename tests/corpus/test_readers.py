@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clozebert.corpus.readers import delimited, formats, json_records
+from clozebert.corpus.readers.columnar import open_dataset
 from clozebert.corpus.readers.input_files import files_below, files_matching
 from clozebert.corpus.readers.inputs import Reader, refuse_unused
 from clozebert.utils.errors import UserError
@@ -359,3 +360,29 @@ def test_a_dataset_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     (tmp_path / "data").mkdir()
     with pytest.raises(FileNotFoundError, match="data/none does not exist"):
         Reader(["data/none"])
+
+
+def test_a_dataset_that_was_saved_in_a_folder(tmp_path: Path) -> None:
+    import datasets
+
+    saved = datasets.Dataset.from_dict({"content": DOCUMENTS})
+    saved.save_to_disk(str(tmp_path / "one"), num_shards=2)
+    splits = {"train": saved, "test": datasets.Dataset.from_dict({"content": ["left out"]})}
+    datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "splits"))
+    one, of_splits = Reader([tmp_path / "one"]), Reader([tmp_path / "splits"])
+    assert list(one.texts()) == list(of_splits.texts()) == DOCUMENTS
+    assert [source.path for source in one.sources] == ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    assert one.bytes_read == one.total_bytes
+    for name in ("one", "splits"):
+        table = open_dataset(str(tmp_path / name), None)["train"]
+        assert [row.values["content"] for row in table.rows()] == DOCUMENTS
+    with pytest.raises(UserError, match="has no configuration 'english'; leave it out"):
+        open_dataset(str(tmp_path / "one"), "english")
+    del splits["train"]
+    datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "test"))
+    with pytest.raises(UserError, match="is a saved dataset without a train split: name the folder of one split"):
+        Reader([tmp_path / "test"])
+    assert list(Reader([tmp_path / "test" / "test"]).texts()) == ["left out"]
+    (tmp_path / "one" / "state.json").write_text('{"_data_files": [{"filename": "../splits/train/x.arrow"}]}')
+    with pytest.raises(UserError, match="which is not a file of its folder"):
+        Reader([tmp_path / "one"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet
 import pytest
 import zstandard
@@ -159,15 +160,21 @@ def unquote(cell: str) -> str | None:
 
 
 @given(tables(), st.booleans())
-def test_json_and_parquet(folder: Path, table: tuple[list[str], Rows], escaped: bool) -> None:
+def test_json_parquet_and_arrow(folder: Path, table: tuple[list[str], Rows], escaped: bool) -> None:
     header, rows = table
     records = [dict(zip(header, row, strict=True)) for row in rows]
     lines = "".join(json.dumps(record, ensure_ascii=escaped) + "\n" for record in records)
     array = json.dumps(records, ensure_ascii=escaped, indent=1)
-    parquet = io.BytesIO()
-    pyarrow.parquet.write_table(pa.table({name: [record[name] for record in records] for name in header}), parquet)
-    for name, content in (("a.jsonl", lines.encode()), ("a.json", array.encode()), ("a.parquet", parquet.getvalue())):
-        check(folder / name, content, header, rows)
+    parquet, stream, feather = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    columns = pa.table({name: [record[name] for record in records] for name in header})
+    pyarrow.parquet.write_table(columns, parquet)
+    pyarrow.feather.write_feather(columns, feather, compression="lz4")
+    with pa.ipc.new_stream(stream, columns.schema) as writer:
+        writer.write_table(columns)
+    check(folder / "a.jsonl", lines.encode(), header, rows)
+    check(folder / "a.json", array.encode(), header, rows)
+    for name, content in (("a.parquet", parquet), ("a.arrow", stream), ("a.feather", feather)):
+        check(folder / name, content.getvalue(), header, rows)
 
 
 # Places where rows could be merged or lost ----------------------------------------------------------------------------
@@ -375,6 +382,19 @@ def test_a_value_that_python_does_not_have_is_no_damage(folder: Path) -> None:
     with pytest.raises(UserError, match=r"a\.parquet holds a value that cannot be read in or after row 1: date value"):
         read_table(str(folder / "a.parquet"))
     assert [row.values for row in open_table(folder / "a.parquet").rows(["text"])] == [{"text": "a b"}]
+
+
+def test_an_arrow_stream_that_was_cut_is_damaged(folder: Path) -> None:
+    """Without its end mark, pyarrow takes a stream that ends between two batches for whole."""
+    rows, whole = pa.table({"text": ["a", "b", "c", "d"]}), io.BytesIO()
+    with pa.ipc.new_stream(whole, rows.schema) as writer:
+        for batch in rows.to_batches(max_chunksize=1):
+            writer.write_batch(batch)
+    content, path = whole.getvalue(), folder / "a.arrow"
+    for end in range(len(content)):
+        path.write_bytes(content[:end])
+        with pytest.raises(UserError, match=r"is not an Arrow file"):
+            list(open_table(path).rows())
 
 
 def test_texts_without_spaces_are_texts_and_times_are_not(folder: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from clozebert.corpus.readers.tables import open_dataset, open_table
+from clozebert.corpus.readers.columnar import open_dataset
+from clozebert.corpus.readers.tables import open_table
 from clozebert.finetuning.arguments import SequenceArguments
 from clozebert.finetuning.data import read_data
 from clozebert.finetuning.sequence_task import (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clozebert.corpus.readers.tables import DatasetTable
+from clozebert.corpus.readers.columnar import DatasetTable
 from clozebert.finetuning.tagged_files import (
     read_tagged_file,
     sentence_of_text,
