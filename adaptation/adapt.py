@@ -339,7 +339,8 @@ class Adaptation:
                     )
             except NothingPredictedError:
                 raise UserError(
-                    f"no token of the {name} text to score is predicted: {self.arguments.way_to_more(name)}"
+                    f"the {name} text to score is too short, none of its tokens was masked: "
+                    f"{self.arguments.way_to_more(name)}"
                 ) from None
             known = survey([split], shares=[1.0], unk_token_id=tokenizer.unk_token_id)
             found["unknown_share"] = known.unknown_share

@@ -121,7 +121,7 @@ class AdaptationArguments:
     )
     use_cpu: bool = flag("stay on the CPU even if there is a GPU", False, section=_TRAINING)
     max_eval_batches: int = flag("validate on this many batches of 32 rows, at most", 25, section=_TRAINING)
-    save_steps: int = flag("steps between two checkpoints", 500, section=_TRAINING)
+    save_steps: int = flag("steps between two checkpoints, or fewer in a short run", 500, section=_TRAINING)
     overwrite_output_dir: bool = flag("delete the adaptation in output_dir, and start over", False)
     prepare_only: bool = flag("stop before training, so that several processes can train", False, section=_TRAINING)
     disable_tqdm: bool = flag("show no progress bar", False)
@@ -133,7 +133,8 @@ class AdaptationArguments:
             self.replay_share = _REPLAY_SHARE
         elif not 1 / MIX_BLOCK <= self.replay_share <= 1 - 1 / MIX_BLOCK:
             raise UserError(
-                f"replay_share={self.replay_share} must lie between 1/{MIX_BLOCK} and {MIX_BLOCK - 1}/{MIX_BLOCK}"
+                f"replay_share={self.replay_share} must lie between 1/{MIX_BLOCK} and {MIX_BLOCK - 1}/{MIX_BLOCK}; to "
+                f"replay nothing, leave out replay_input"
             )
         elif not self.replay_input:
             raise UserError(f"replay_share={self.replay_share} needs --replay_input, the text that it is a share of")
@@ -175,7 +176,7 @@ class AdaptationArguments:
 
     def _check_texts(self) -> None:
         if (self.input is None) == (self.corpus is None):
-            raise UserError("give the new text: --input FILES, or --corpus DIR that prepare_corpus wrote")
+            raise UserError("give the new text: --input FILES, or --corpus DIR that clozebert prepare-corpus wrote")
         changed = [name for name in ("extend_vocabulary", "trim_vocabulary", "tokenizer_name") if getattr(self, name)]
         if self.corpus is not None and changed:
             raise UserError(f"{changed[0]} needs the text itself: give --input instead of --corpus")
@@ -207,7 +208,7 @@ class AdaptationArguments:
             unused |= dict.fromkeys(names, "a prepared corpus stays as it is")
         for name in ("max_steps", "max_minutes"):
             if getattr(self, name) is not None:
-                unused["num_train_epochs"] = f"{name} decides the number of steps"
+                unused["num_train_epochs"] = f"{name}={getattr(self, name)} sets the length"
         for name, why in unused.items():
             value = getattr(self, name)
             if value != type(self).__dataclass_fields__[name].default:
@@ -234,8 +235,8 @@ class AdaptationArguments:
     def to_save_memory(self) -> str:
         """What to do where the adaptation does not fit into the memory."""
         return (
-            f"lower per_device_train_batch_size={self.per_device_train_batch_size}, which trains the same model, or "
-            f"max_seq_length, with --overwrite_output_dir"
+            f"lower per_device_train_batch_size={self.per_device_train_batch_size}, which keeps the batch of a step, "
+            f"or max_seq_length, with --overwrite_output_dir"
         )
 
     @property

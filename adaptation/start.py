@@ -83,8 +83,8 @@ def open_source_model(name_or_path: str) -> SourceModel:
     rows = values.get("vocab_size")
     if isinstance(rows, int) and len(tokenizer) > rows:
         raise UserError(
-            f"model_name_or_path={name_or_path!r} has {rows} rows, and its tokenizer {len(tokenizer)} tokens: they do "
-            f"not belong together"
+            f"model_name_or_path={name_or_path!r} has embeddings for {rows} tokens, and its tokenizer {len(tokenizer)} "
+            f"tokens: it is not the model's own"
         )
     config = _configuration(folder, model_type)
     if config.position_rule == "non_pad" and config.pad_token_id != tokenizer.pad_token_id:

@@ -334,11 +334,11 @@ def load_tokenizer(name_or_path: str, *, flag: str = "tokenizer_name") -> "PreTr
             f"{flag}={name_or_path!r} has no {', '.join(missing)}, which masked LM needs; add them by "
             f"tokenizer.add_special_tokens({wanted}) and save it, or train another with train-tokenizer"
         )
-    _frame_texts(tokenizer, name_or_path)
+    _frame_texts(tokenizer, f"{flag}={name_or_path!r}")
     return tokenizer
 
 
-def _frame_texts(tokenizer: "PreTrainedTokenizerFast", name_or_path: str) -> None:
+def _frame_texts(tokenizer: "PreTrainedTokenizerFast", given: str) -> None:
     """Make a tokenizer that adds no special tokens put [CLS] before a text and [SEP] after it, as in pretraining."""
     if tokenizer.num_special_tokens_to_add():
         return
@@ -346,7 +346,7 @@ def _frame_texts(tokenizer: "PreTrainedTokenizerFast", name_or_path: str) -> Non
     before = [] if core.post_processor is None else [core.post_processor]
     core.post_processor = processors.Sequence([*before, _template(core, cls, sep)])
     warnings.warn(
-        f"tokenizer_name={name_or_path!r} puts no special tokens around a text; the one that is saved with the model "
+        f"{given} puts no special tokens around a text; the one that is saved with the model "
         f"puts {cls} before it and {sep} behind it, as pretraining does",
         stacklevel=2,
     )

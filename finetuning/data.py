@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ..corpus.readers.columnar import open_dataset
 from ..corpus.readers.columns import is_number
-from ..corpus.readers.tables import TableFile
+from ..corpus.readers.table_file import TableFile
 from ..utils.errors import UserError
 from ..utils.plurals import counted
 from .arguments import FinetuningArguments, SequenceArguments, TokenArguments

@@ -156,7 +156,10 @@ def load_fine_tuned(
     task = next((task for task in tasks if task.has_head(config)), None)
     if task is None:
         kind = ", ".join(getattr(config, "architectures", None) or ["a model without a head"])
-        raise UserError(f"--model_name_or_path {name_or_path}: it is {kind}; fine-tune it first")
+        raise UserError(
+            f"--model_name_or_path {name_or_path}: it is {kind}, which gives no labels; fine-tune it first, with "
+            "finetune-sequence or finetune-token"
+        )
     if repeated := [name for name, times in Counter(config.id2label.values()).items() if times > 1]:
         raise UserError(
             f"--model_name_or_path {name_or_path}: two of its classes are named {repeated[0]!r}; rename one in the "

@@ -109,7 +109,7 @@ def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = N
         check_peft()
     if arguments.hyperparameter_search is not None and arguments.resume_from_checkpoint is None:
         check_search(arguments)
-    way_out = "lower per_device_train_batch_size, and raise gradient_accumulation_steps, which trains the same model"
+    way_out = "lower per_device_train_batch_size, and raise gradient_accumulation_steps by the same factor"
     is_main = int(os.environ.get("RANK", 0)) == 0
     with (
         training_modes(find_device()),

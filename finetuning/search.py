@@ -63,7 +63,7 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
     assert arguments.hyperparameter_search is not None
     import optuna
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # its warning of a failed trial has a traceback
     rate, batch_size = run.training.learning_rate, run.training.per_device_train_batch_size
     epochs = run.training.num_train_epochs
     usual = {"learning_rate": rate, "per_device_train_batch_size": batch_size, "num_train_epochs": epochs}

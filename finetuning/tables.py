@@ -20,7 +20,8 @@ from ..corpus.readers.columns import (
     text_column_of,
     usual_column,
 )
-from ..corpus.readers.tables import BadText, Row, TableFile, lone_surrogate, open_table
+from ..corpus.readers.table_file import BadText, Row, TableFile
+from ..corpus.readers.tables import lone_surrogate, open_table
 from ..utils.errors import UserError
 
 _REJECTED = ("reject", "ignore")  # answers in Prodigy's files

@@ -10,7 +10,8 @@ from typing import Any
 
 from ..corpus.encoding import UNSPACED_SCRIPTS
 from ..corpus.readers.compression import COLUMNAR_SUFFIXES, bare_suffix, read_text
-from ..corpus.readers.tables import Row, TableFile, open_table
+from ..corpus.readers.table_file import Row, TableFile
+from ..corpus.readers.tables import open_table
 from ..utils.errors import UserError
 from .tables import good_rows, refuse_rejected
 from .tags import OUTSIDE, TaggedSentence
@@ -81,7 +82,7 @@ def _conll_sentences(path: str, text: str, tag_column: str | None, with_tags: bo
     lines = text.replace("\r\n", "\n").split("\n")
     separator, width = _layout(lines)
     if with_tags and 0 < width < 2:
-        raise UserError(f"{path}: expected columns (word and tag), found lines of {width}; which format is it?")
+        raise UserError(f"{path}: a line must hold a word, a tab or a space, and a tag, and has one column")
     column = _column_number(tag_column, width, path) if with_tags else 0
     blocks = list(_blocks(lines))
     # A hash and a space, since most tweets may begin with a hashtag.

@@ -156,7 +156,7 @@ def _check_may_begin(tag: str, previous: str, scheme: str, where: str) -> None:
     if scheme in ("iob2", "bioes"):
         other = ", or give --tag_scheme iob1 if I- may begin an entity" if scheme == "iob2" else ""
         raise UserError(
-            f"{where}: tag {tag!r} continues no entity (before it stands {previous!r}), which --tag_scheme {scheme} "
+            f"{where}: tag {tag!r} follows {previous!r}, so it continues no entity, which --tag_scheme {scheme} "
             f"does not allow; correct the file{other}"
         )
 

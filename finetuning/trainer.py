@@ -60,8 +60,8 @@ def predict_logits(
     """Logits of each window ([C], or [T, C] for tagging), in order. Windows of similar length share a batch."""
     lengths = [len(window.input_ids) for window in windows]
     order = sorted(range(len(windows)), key=lambda index: -lengths[index])
-    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    batches = cut_if_padding_is_read(model, batches, lengths)
+    whole = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    batches = cut_if_padding_is_read(model, whole, lengths)
     logits: list[np.ndarray] = [np.empty(0)] * len(windows)
     device = next(model.parameters()).device
     with evaluation_mode(model):

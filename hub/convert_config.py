@@ -139,7 +139,7 @@ def choose_architecture(
         obstacles[architecture.model_type] = found
     for name, found in obstacles.items():
         if all("dropout" in field for field in found):
-            logger.warning("as a %s, %s: its outputs are the same, but further training differs", name,
+            logger.warning("as a %s it keeps its outputs, but further training differs: %s", name,
                            "; ".join(found.values()))  # fmt: skip
             return NATIVE[name]
     obstacles = obstacles or refused

@@ -264,7 +264,7 @@ def _check_tensors(folder: Path, found: dict[str, Any]) -> None:
     if problems:
         raise UserError(f"the tensors of {folder} are not those of its configuration; {'; '.join(problems)}")
     if left_over:
-        warnings.warn(f"left out, as the head has no use for them: {', '.join(left_over)}", stacklevel=2)
+        warnings.warn(f"tensors of the checkpoint that this head does not use: {', '.join(left_over)}", stacklevel=2)
 
 
 def _short(dtype: torch.dtype) -> str:

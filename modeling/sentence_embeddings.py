@@ -46,7 +46,7 @@ def encode(
 
     Raises:
         ValueError: one text or a table instead of a list of texts, an item that is no string, an unknown pooling, a
-            text longer than the model's learned positions, or a model with a head.
+            text longer than the model's learned positions, less than one token a batch, or a model with a head.
     """
     if isinstance(texts, str):
         raise ValueError(f"texts={texts[:40]!r} is one text: give a list of texts")
@@ -71,6 +71,8 @@ def encode_ids(
     """As `encode`, for token ids."""
     if pooling is not None and pooling not in _POOLINGS:
         raise ValueError(f"pooling={pooling!r} must be one of {', '.join(_POOLINGS)}, or None")
+    if tokens_per_batch is not None and tokens_per_batch < 1:
+        raise ValueError(f"tokens_per_batch={tokens_per_batch} must be at least 1, or None for what suits the device")
     lengths = [len(sequence) for sequence in sequences]
     if 0 in lengths:
         raise ValueError(f"sequence {lengths.index(0)} is empty: leave it out")

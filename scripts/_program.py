@@ -58,7 +58,7 @@ def parse(
     given = list(sys.argv[1:] if argv is None else argv)
     if first is not None and given and not given[0].startswith("-"):
         given.insert(0, f"--{first}")
-    return arguments_class(**parse_flags(flags_of(arguments_class), given, doc=doc, verb=verb))
+    return arguments_class(**parse_flags(flags_of(arguments_class), given, doc=doc, verb=verb, first=first))
 
 
 def open_input(arguments: Any, *, dataset_config_name: str | None = None) -> "Reader":
@@ -94,12 +94,15 @@ def parse_flags(
     verb: str,
     notes: Iterable[str] = (),
     hints: Mapping[str, str] | None = None,
+    first: str | None = None,
 ) -> dict[str, Any]:
     """The values of `flags` by name; see `parse`."""
     lines = [line.strip() for line in (doc or "").splitlines()] or [""]  # `python -OO` has no docstrings
     start = f"clozebert {verb} "
     examples = [line.removeprefix(start) for line in lines if line.startswith(start)]
-    parser = Parser(flags, prog=command(verb), description=lines[0], examples=examples, notes=notes, hints=hints)
+    parser = Parser(
+        flags, prog=command(verb), description=lines[0], examples=examples, notes=notes, hints=hints, first=first
+    )
     return parser.read(argv)
 
 

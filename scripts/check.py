@@ -69,9 +69,9 @@ def _check_model(folder: Path) -> tuple[str, list[str], str]:
     if has_model:
         damaged, files = _read_model(folder)
         problems += damaged
-        found.append(f"{counted(files, 'file')} can be read; a model keeps no hashes of them")
+        found.append(f"of the model, {counted(files, 'file')} can be read (it keeps no hashes)")
     kind = f"run of {counted(len(checkpoints), 'checkpoint')}" if checkpoints else "model"
-    return kind, problems, ", and of its model ".join(found)
+    return kind, problems, "; ".join(found)
 
 
 def _check_checkpoints(checkpoints: Sequence[Path]) -> tuple[list[str], int]:

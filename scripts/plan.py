@@ -100,7 +100,7 @@ def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_s
     if not given.calibrate:
         print(f"The speed assumes {given.utilization:.0%} of the peak; --calibrate measures it, --utilization sets it.")
     if run.teacher_name_or_path is not None:
-        print("The teacher is not counted: its weights take memory, and its forward pass about a third of a step.")
+        print("The teacher is not counted: its weights take memory, and its forward pass a third of a step or more.")
     if run.max_minutes is not None:
         print(f"max_minutes={run.max_minutes:g} is not counted: a run takes as many steps as fit into it.")
     facts = _all_phases(found)

@@ -92,7 +92,7 @@ class PretrainingArguments:
         "how its token embeddings begin (text: by co-occurring tokens)", "random", _NEW_MODEL, on_resume=_SAME
     )
     position_init: Literal["random", "sinusoidal"] = flag(
-        "how its learned positions begin, and (sinusoidal) its first heads: looking at near tokens",
+        "how its learned positions begin; with sinusoidal, its first heads also begin by looking at near tokens",
         "random",
         _NEW_MODEL,
         on_resume=_SAME,
@@ -108,7 +108,10 @@ class PretrainingArguments:
     mask_share: float = flag("share of the predicted tokens shown as [MASK]", 0.8, _MASKING, on_resume=_SAME)
     random_share: float = flag("share of the predicted tokens shown as a random token", 0.1, _MASKING, on_resume=_SAME)
     vocabulary_sample: int = flag(
-        "compare predictions with this many tokens, drawn by frequency; 0: with all", 0, _MASKING, on_resume=_SAME
+        "compare predictions with this many tokens: the most frequent, and others drawn by frequency; 0: with all",
+        0,
+        _MASKING,
+        on_resume=_SAME,
     )
     eval_mlm_probability: float = flag(
         "share of the validation tokens that is predicted; always the same ones", 0.15, _MASKING, on_resume=_SAID
@@ -332,8 +335,8 @@ class PretrainingArguments:
     def to_save_memory(self) -> str:
         """What to do where a run does not fit into the memory."""
         return (
-            f"lower per_device_train_batch_size={self.per_device_train_batch_size}, which trains the same model, or "
-            f"set gradient_checkpointing; while it evaluates, lower "
+            f"lower per_device_train_batch_size={self.per_device_train_batch_size}, which keeps the batch of a step, "
+            f"or set gradient_checkpointing; while it evaluates, lower "
             f"per_device_eval_batch_size={self.per_device_eval_batch_size}"
         )
 
@@ -401,7 +404,7 @@ class PretrainingArguments:
 
     def _check_paths(self) -> None:
         if not self.corpus:
-            raise UserError("corpus is missing: give the folder that prepare_corpus wrote (--corpus DIR)")
+            raise UserError("corpus is missing: give the folder that clozebert prepare-corpus wrote (--corpus DIR)")
         if self.corpus_weights and len(self.corpus_weights) != len(self.corpus):
             raise UserError(
                 f"corpus_weights={self.corpus_weights} and corpus={self.corpus}: give one weight for each corpus"

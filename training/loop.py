@@ -128,7 +128,7 @@ class Pretraining:
             arguments = self.run.phases[0].arguments
             decay = f", {arguments.num_decay_steps:,} of decay" if arguments.lr_scheduler_type == "wsd" else ""
             kept = f"{int(arguments.warmup_steps):,} of warm-up{decay}"
-            return [f"{self.run.last_step:,} steps, {kept}, as when the run began"]
+            return [f"{self.run.last_step:,} steps, {kept}, as in the checkpoint"]
         if given.max_minutes is None:
             return []
         uncounted = self.run.phases[0].arguments

@@ -13,7 +13,8 @@ import torch
 
 from ..corpus import Corpus, Masking, ValidationBatches
 from ..corpus.packing import NUM_SPECIAL_TOKENS
-from ..corpus.readers.tables import BadText, open_table
+from ..corpus.readers.table_file import BadText
+from ..corpus.readers.tables import open_table
 from ..modeling.pseudo_likelihood import masked_log_likelihoods
 from ..utils.answers import answer_by_name
 from ..utils.errors import UserError, first_line

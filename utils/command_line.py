@@ -112,6 +112,7 @@ class Parser(argparse.ArgumentParser):
         examples: example command lines without `prog`.
         notes: lines at the end of the help.
         hints: for names that are not flags, what to do instead.
+        first: the flag whose value may come first, without the flag's name.
     """
 
     def __init__(
@@ -123,9 +124,12 @@ class Parser(argparse.ArgumentParser):
         examples: Iterable[str] = (),
         notes: Iterable[str] = (),
         hints: Mapping[str, str] | None = None,
+        first: str | None = None,
     ) -> None:
         self.flags, self.hints = {flag.name: flag for flag in flags}, hints or {}
-        required = [f"--{flag.name} {_metavar(flag)}" for flag in flags if flag.is_required or flag.is_needed]
+        self.first = f"--{first}"
+        needed = [f"--{flag.name} {_metavar(flag)}" for flag in flags if flag.is_required or flag.is_needed]
+        required = [words.removeprefix(f"{self.first} ") for words in needed]
         shown = [f"  {prog} {example}" for example in examples]
         if shown:
             shown = ["", "example:" if len(shown) == 1 else "examples:", *shown]
@@ -173,7 +177,10 @@ class Parser(argparse.ArgumentParser):
         if message.startswith(missing) and self._unknown:
             message = self.about_unknown(self._unknown[0])  # perhaps the one that is missing, mistyped
         elif message.startswith(missing):
-            message = f"give {message[len(missing) :].replace('/', ' or ')}; {self.prog} --help shows all flags"
+            names = message[len(missing) :].replace("/", " or ")
+            if names == self.first:
+                names = f"{_metavar(self.flags[names[2:]])} ({names})"
+            message = f"give {names}; {self.prog} --help shows all flags"
         elif message.endswith(("expected at least one argument", "expected one argument")):
             name = message.removeprefix("argument ").partition(":")[0]
             message += f"; write {name}=VALUE if the value begins with -"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...utils.errors import MissingFileError, MissingPackageError, UserError, first_line
 from ...utils.untrusted import file_beside, read_json_object
 from .compression import bare_suffix, open_decompressed
-from .tables import BadText, Row, TableFile, refuse_repeated
+from .table_file import BadText, Row, TableFile, refuse_repeated
 
 _ROWS_AT_ONCE = 64  # a row may be a whole book
 # The first bytes of an Arrow file, and the last ones of an Arrow stream.

@@ -8,7 +8,7 @@ from ..encoding import UNSPACED_SCRIPTS
 from .compression import bare_suffix
 
 if TYPE_CHECKING:
-    from .tables import TableFile
+    from .table_file import TableFile
 
 # Names of columns, best first, case-insensitive.
 TEXT_COLUMNS = (

@@ -9,7 +9,8 @@ from ...utils.errors import UserError
 from .binary_files import WITHOUT_HTML
 from .columns import find_text_column
 from .compression import bare_suffix, open_decompressed
-from .tables import LARGEST_DOCUMENT, TABLE_SUFFIXES, BadText, TableFile, lone_surrogate, open_table
+from .table_file import BadText, TableFile
+from .tables import LARGEST_DOCUMENT, TABLE_SUFFIXES, lone_surrogate, open_table
 from .xml_texts import XML_SUFFIXES, texts_of_xml
 
 # (cell, line, "line" or "row") -> a text, or what is wrong with the cell.

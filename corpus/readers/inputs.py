@@ -19,7 +19,8 @@ from .columnar import files_of_saved_dataset, open_dataset
 from .compression import bare_suffix
 from .formats import SEPARATORS, ReadCell, texts_of_file, texts_of_table
 from .input_files import files_below, files_matching
-from .tables import TABLE_SUFFIXES, BadText, TableFile
+from .table_file import BadText, TableFile
+from .tables import TABLE_SUFFIXES
 
 INSTALLED_PYTHON = "installed-python"
 _DATASET_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")

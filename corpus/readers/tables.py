@@ -10,96 +10,24 @@ import re
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 from ...utils.errors import UserError
 from . import json_records
+from .columnar import ColumnarFile
 from .columns import USUAL_COLUMNS, is_number, other_separator
 from .compression import COLUMNAR_SUFFIXES, bare_suffix, open_decompressed
 from .delimited import Dialect, find_dialect, read_records
+from .table_file import HEAD_CELLS, HEAD_ROWS, BadText, Row, TableFile, refuse_repeated
 
 # Bytes of a document of a text file, and characters of one in XML; a longer one is cut into several, at the end of a
 # line or at a space.
 LARGEST_DOCUMENT = 1 << 22
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", *COLUMNAR_SUFFIXES)
 _CLASS_SHARE = 0.05  # of the rows, at least, have the class of the first row
-_HEAD_ROWS, _HEAD_CELLS = 10_000, 1 << 22  # rows and characters that are read to find out what the columns hold
-
-
-class Row(NamedTuple):
-    """One row: the line on which it begins (or its number, if the table has no lines), and its cells by column."""
-
-    line: int
-    values: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class BadText:
-    """A row or document that is not valid: where, and why."""
-
-    line: int
-    reason: str
-    unit: str = "line"
-
-
-class TableFile:
-    """A table that is read as a stream and can be read repeatedly.
-
-    Attributes:
-        source: its name for messages; for a file, its path.
-        unit: what `Row.line` counts: `line` or `row`.
-        bytes_read: how many bytes of the file the current reading has read.
-    """
-
-    unit = "line"
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.bytes_read = 0
-
-    @property
-    def columns(self) -> list[str]:
-        """The names of the columns; for JSON, those of the first object that has any."""
-        raise NotImplementedError
-
-    @property
-    def all_columns(self) -> list[str]:
-        """The names of the columns; for JSON, those of many objects."""
-        return self.columns
-
-    @property
-    def has_header(self) -> bool:
-        """Whether the file names its columns; otherwise they are called 1, 2, 3 …"""
-        return True
-
-    @property
-    def is_sure_of_columns(self) -> bool:
-        """Whether the column names are certain: the first row of a CSV or TSV may be data."""
-        return True
-
-    def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
-        """All rows, with a `BadText` for each invalid one; `columns`: which cells to return (None: all)."""
-        raise NotImplementedError
-
-    @cached_property
-    def head(self) -> list[Row]:
-        """The first valid rows, which show what the columns hold."""
-        found, size = [], 0
-        for row in self.rows():
-            if isinstance(row, Row):
-                found.append(row)
-                size += sum(len(value) for value in row.values.values() if isinstance(value, str))
-            if len(found) >= _HEAD_ROWS or size >= _HEAD_CELLS:
-                break
-        return found
-
-    def where(self, line: int) -> str:
-        """`train.csv, line 12`."""
-        return f"{self.source}, {self.unit} {line}"
 
 
 def open_table(path: str | Path, *, has_header: bool | None = None, wanted: Sequence[str] = ()) -> TableFile:
@@ -119,8 +47,6 @@ def open_table(path: str | Path, *, has_header: bool | None = None, wanted: Sequ
     if suffix in (".jsonl", ".ndjson", ".json"):
         return _Json(str(path))
     if suffix in COLUMNAR_SUFFIXES:
-        from .columnar import ColumnarFile  # which builds on this module
-
         return ColumnarFile(str(path))
     raise UserError(
         f"{path}: cannot tell its format from the suffix {suffix!r}; use one of {', '.join(TABLE_SUFFIXES)}"
@@ -268,16 +194,10 @@ def _come_again(first: list[str], records: Iterator[tuple[int, list[str]]]) -> t
         elif len(cells) == len(first):
             again.update(place for place, cell in enumerate(cells) if cell == first[place])
         size += sum(map(len, cells))
-        if rows > _HEAD_ROWS or size >= _HEAD_CELLS:
+        if rows > HEAD_ROWS or size >= HEAD_CELLS:
             break
     again.update(range(len(first)) if has_copy else ())
     return again, rows
-
-
-def refuse_repeated(names: list[str], where: str) -> None:
-    name, count = Counter(names).most_common(1)[0] if names else ("", 0)
-    if count > 1:
-        raise UserError(f"{where}: two columns are named {name!r}")
 
 
 def _numbers(width: int) -> list[str]:

@@ -16,7 +16,8 @@ from typing import BinaryIO
 from xml.parsers import expat
 
 from ...utils.errors import UserError
-from .tables import LARGEST_DOCUMENT, BadText
+from .table_file import BadText
+from .tables import LARGEST_DOCUMENT
 
 XML_SUFFIXES = (".xml", ".nxml")
 

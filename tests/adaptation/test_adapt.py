@@ -332,10 +332,9 @@ def test_mistakes_are_one_line_before_any_work(bert: Path, texts: Path, tmp_path
     refused("validation_fraction=0.2 has no effect", **prepared, general_input=given, validation_fraction=0.2)
     refused("deduplicate=near has no effect: a prepared corpus stays as it is", **prepared, deduplicate="near")
     refused("on_bad_text=skip has no effect: a prepared corpus stays as it is", **prepared, on_bad_text="skip")
-    refused("num_train_epochs=3.0 has no effect: max_steps decides", num_train_epochs=3.0)
-    refused(
-        "num_train_epochs=3.0 has no effect: max_minutes decides", max_steps=None, max_minutes=1.0, num_train_epochs=3.0
-    )
+    refused("num_train_epochs=3.0 has no effect: max_steps=4 sets the length", num_train_epochs=3.0)
+    minutes = {"max_steps": None, "max_minutes": 1.0, "num_train_epochs": 3.0}
+    refused("num_train_epochs=3.0 has no effect: max_minutes=1.0 sets the length", **minutes)
     wrong = {"global_batch_size": 48, "per_device_train_batch_size": 32}
     refused("per_device_train_batch_size=32 must divide the 48 rows", **wrong)
     with pytest.MonkeyPatch.context() as patch:

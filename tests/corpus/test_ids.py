@@ -9,7 +9,7 @@ import pytest
 from clozebert.corpus import Corpus
 from clozebert.corpus.preparation.pipeline import Preparation
 from clozebert.corpus.readers.formats import id_reader
-from clozebert.corpus.readers.tables import BadText
+from clozebert.corpus.readers.table_file import BadText
 from clozebert.corpus.tokenizer import load_tokenizer
 from clozebert.utils.errors import UserError
 

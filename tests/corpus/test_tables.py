@@ -25,7 +25,8 @@ from clozebert.corpus.readers import json_records
 from clozebert.corpus.readers.columns import find_text_column
 from clozebert.corpus.readers.compression import bare_suffix
 from clozebert.corpus.readers.inputs import Reader
-from clozebert.corpus.readers.tables import BadText, Row, open_table
+from clozebert.corpus.readers.table_file import BadText, Row
+from clozebert.corpus.readers.tables import open_table
 from clozebert.finetuning.tables import find_columns, read_table
 from clozebert.utils.errors import UserError
 

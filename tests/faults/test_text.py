@@ -18,7 +18,8 @@ from clozebert.corpus.encoding import LONGEST_PART, Encoder
 from clozebert.corpus.preparation.prepare import prepare
 from clozebert.corpus.readers.formats import LARGEST_DOCUMENT
 from clozebert.corpus.readers.inputs import Reader
-from clozebert.corpus.readers.tables import BadText, open_table
+from clozebert.corpus.readers.table_file import BadText
+from clozebert.corpus.readers.tables import open_table
 from clozebert.corpus.tokenizer import load_tokenizer, train_tokenizer
 from clozebert.utils.errors import UserError
 

@@ -384,7 +384,7 @@ def test_a_folder_without_a_model_is_an_error_that_says_where_one_is(tmp_path: P
 
 
 def test_a_model_that_is_not_fine_tuned_cannot_predict(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="it is BertForMaskedLM; fine-tune it first"):
+    with pytest.raises(ValueError, match="it is BertForMaskedLM, which gives no labels; fine-tune it first"):
         load_fine_tuned(make_checkpoint(tmp_path / "m"), TASKS.values(), settings={})
     with pytest.raises(ValueError, match="there is no such folder"):
         load_fine_tuned(str(tmp_path / "gone"), TASKS.values(), settings={})

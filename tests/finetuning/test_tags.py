@@ -51,7 +51,7 @@ def test_slips_in_iob2_are_read_and_refused_where_the_scheme_is_given() -> None:
     slip = sentence("B-A I-A O I-A")
     assert detect_scheme([slip]) == "iob1"
     assert to_iob2(slip, "iob1").tags == ["B-A", "I-A", "O", "B-A"]
-    with pytest.raises(ValueError, match=r"f, line 4: tag 'I-A' continues no entity"):
+    with pytest.raises(ValueError, match=r"f, line 4: tag 'I-A' follows 'O', so it continues no entity"):
         to_iob2(slip, "iob2")
 
 
@@ -60,7 +60,7 @@ def test_slips_in_iob2_are_read_and_refused_where_the_scheme_is_given() -> None:
     [
         ("O S-A", "iob2", "line 2: tag 'S-A' is outside the scheme iob2"),
         ("O X-A", "bioes", "line 2: tag 'X-A' is outside the scheme bioes"),
-        ("B-A E-B", "bioes", "line 2: tag 'E-B' continues no entity"),
+        ("B-A E-B", "bioes", "line 2: tag 'E-B' follows 'B-A', so it continues no entity"),
         ("B- O", "iob2", "line 1: tag 'B-' is outside the scheme"),
     ],
 )
@@ -360,7 +360,7 @@ def test_words_of_running_text_are_not_cut_again(text: str) -> None:
         ("a.conll", "a\tO\nb\tO\nc\n", r"a\.conll, line 3: 1 columns, where other lines have 2"),
         ("a.conll", "a\tO\nb\tO\nc O\n", r"a\.conll, line 3: blanks between the columns, where other lines have tabs"),
         ("a.conll", "a\tO\nb\t \n", r"a\.conll, line 2: the tag is empty"),
-        ("a.conll", "a\nb\n", r"expected columns \(word and tag\)"),
+        ("a.conll", "a\nb\n", "a line must hold a word, .*, and a tag, and has one column"),
         ("a.conllu", "1\ta\tb\n", r"a\.conllu, line 1: 3 columns; CoNLL-U has 10"),
         ("a.conllu", CONLLU.replace("4\tn't", "4\t"), r"a\.conllu, line 6: the word is empty"),
         ("a.conllu", CONLLU.replace("PART", ""), r"a\.conllu, line 6: the tag is empty"),

@@ -140,6 +140,8 @@ def test_mistakes(model, sequences):
             encode(model, None, ["one", other])
     with pytest.raises(ValueError, match="pooling='sum' must be one of mean, cls, max"):
         encode_ids(model, sequences, pooling="sum")
+    with pytest.raises(ValueError, match="tokens_per_batch=0 must be at least 1"):
+        encode_ids(model, sequences, tokens_per_batch=0)
     with pytest.raises(ValueError, match="sequence 1 is empty"):
         encode_ids(model, [[5], []])
     limited = build(ClozeBertModel, tiny_config(positions="absolute", max_position_embeddings=32))

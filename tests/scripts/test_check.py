@@ -23,7 +23,7 @@ def test_a_fine_tuned_model_is_no_damaged_run(tmp_path: Path, capsys: pytest.Cap
     (folder / "checkpoint-2" / "trainer_state.json").write_text('{"global_step": 2}')
     for one in (folder, folder / "checkpoint-2"):
         check.main([str(one)])
-        assert "3 files can be read; a model keeps no hashes" in capsys.readouterr().out
+        assert "3 files can be read (it keeps no hashes)" in capsys.readouterr().out
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
     with pytest.raises(UserError, match=r"a model, is damaged: .*model\.safetensors"):
         check.main([str(folder)])
@@ -83,7 +83,7 @@ def test_every_shard_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[st
     shards = len(list((tmp_path / "sharded").glob("*.safetensors")))
     assert shards > 1
     check.main([str(tmp_path / "sharded")])
-    assert f"whole: {shards + 1} files can be read" in capsys.readouterr().out
+    assert f"whole: of the model, {shards + 1} files can be read" in capsys.readouterr().out
 
 
 def test_a_pickle_is_not_called_damaged(tmp_path: Path) -> None:

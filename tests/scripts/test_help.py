@@ -9,6 +9,8 @@ import pytest
 
 from clozebert.__main__ import PROGRAMS
 from clozebert.configuration import list_recipes
+from clozebert.finetuning.arguments import PredictionArguments
+from clozebert.scripts._program import parse
 from clozebert.training.run_settings import hints, pretraining_flags, values_for_help
 from clozebert.utils.command_line import Flag, Parser
 
@@ -127,6 +129,12 @@ def test_what_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parser().read([])
     assert capsys.readouterr().err == "error: give --model_name_or_path; clozebert x --help shows all flags\n"
+    with pytest.raises(SystemExit):
+        parse(PredictionArguments, [], doc="Predict.", verb="predict", first="model_name_or_path")
+    assert capsys.readouterr().err.startswith("error: give NAME (--model_name_or_path); ")
+    with pytest.raises(SystemExit):
+        parse(PredictionArguments, ["--help"], doc="Predict.", verb="predict", first="model_name_or_path")
+    assert " NAME [flags]\n" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         parser().read(["--model_name", "m"])
     assert capsys.readouterr().err == "error: unknown flag --model_name; did you mean --model_name_or_path?\n"

@@ -326,7 +326,7 @@ def test_a_resumed_run_keeps_its_numbers(
     for path in begun[1:]:
         shutil.rmtree(path)
     run_here(prepared, **run, resume_from_checkpoint="latest", warmup_steps=1)
-    assert f"{steps} steps, 3 of warm-up, as when the run began" in capsys.readouterr().out
+    assert f"{steps} steps, 3 of warm-up, as in the checkpoint" in capsys.readouterr().out
     assert read_training_state(list_checkpoints(tmp_path / "run")[-1])[0].step == steps
     assert ClozeBertConfig.from_pretrained(tmp_path / "run").vocab_size == 67
 
@@ -342,7 +342,7 @@ def test_a_resumed_run_with_another_schedule_keeps_its_steps(
     for path in begun[1:]:
         shutil.rmtree(path)
     run_here(prepared, **run, resume_from_checkpoint="latest", lr_scheduler_type="linear")
-    assert f"{steps} steps, 3 of warm-up, as when the run began" in capsys.readouterr().out
+    assert f"{steps} steps, 3 of warm-up, as in the checkpoint" in capsys.readouterr().out
     assert "decay_steps=5 there, decay_steps=None here" in caplog.text
     assert read_training_state(list_checkpoints(tmp_path / "run")[-1])[0].step == steps
 

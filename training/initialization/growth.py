@@ -149,8 +149,8 @@ def _check_width(
     head_size = old.hidden_size // old.num_attention_heads
     if size != heads * head_size:
         raise UserError(
-            f"hidden_size={size} must be num_attention_heads={heads} times the model's head size of {head_size}: "
-            f"{size // head_size} heads"
+            f"hidden_size={size} and num_attention_heads={heads} do not fit together: a head of this model has "
+            f"{head_size} channels, so give num_attention_heads={size // head_size}"
         )
     if size != old.hidden_size:
         _check_can_widen(old)

@@ -156,7 +156,9 @@ def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[P
     try:
         return (arguments if given.max_steps is not None else given).of_length(steps), said, of_token
     except UserError as error:
-        raise UserError(f"max_minutes={arguments.max_minutes:g} is enough for {steps:,} steps: {error}") from None
+        raise UserError(
+            f"max_minutes={arguments.max_minutes:g} is enough for {counted(steps, 'step')}, too few: {error}"
+        ) from None
 
 
 def evaluated_tokens(arguments: PretrainingArguments, mixture: Mixture) -> int:
