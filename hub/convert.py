@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from ..modeling import modeling_clozebert
 from ..modeling.modeling_clozebert import ClozeBertPreTrainedModel
+from ..utils.answers import answer_by_name
 from ..utils.errors import UserError
 from ..utils.files import WEIGHTS, disk_errors, whole_files
 from ..utils.output_folders import check_output_dir
@@ -282,6 +283,7 @@ def load_clozebert_masked_lm(folder: Path) -> Any:
     model = load_clozebert(folder) if is_ours else convert_from_native(load_native(folder), copy_tensors=False)
     if is_untied(model):
         model.config.tie_word_embeddings = False
+    answer_by_name(model.config)
     model.set_attn_implementation("sdpa")
     return model
 

@@ -18,7 +18,6 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 
 from ..modeling import modeling_clozebert
-from ..utils.answers import answer_by_name
 from ..utils.errors import MissingFileError, UserError, as_user_errors
 from ..utils.files import disk_errors
 from ..utils.progress_bar import quiet
@@ -223,7 +222,6 @@ def _load(model_class: Any, folder: Path, *, allow_pickle: bool, **options: Any)
         config = model_class.config_class.from_pretrained(folder)
     if getattr(config, "quantization_config", None):
         raise UserError(f"{folder / 'config.json'} has a quantization_config: take the model without quantization")
-    answer_by_name(config)
     is_pickle = weight_files(folder, allow_pickle=allow_pickle)[0].suffix == ".bin"
     types = set(tensor_types_in(folder, allow_pickle=allow_pickle).values())
     with quiet(), as_user_errors(SafetensorError, OSError, about=f"the weights of {folder}"):

@@ -146,6 +146,8 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
     if not source.is_dir():
         raise UserError(f"there is no folder {source}")
     check_model_folder(source)
+    if read_config(source).get("return_dict") is False:
+        raise UserError(f"{source / 'config.json'} has return_dict: false, with which pipelines fail: take it out")
     card = read_card(source)
     _check_names(completion)
     if public and not _licence_of(source):

@@ -124,6 +124,13 @@ def test_card_is_completed_and_keeps_what_it_said(saved, tmp_path):
     assert (tmp_path / "repeated" / "README.md").read_text() == text
 
 
+def test_a_model_that_answers_with_tuples_is_refused_before_work(saved):
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps({**config, "return_dict": False}))
+    with pytest.raises(ValueError, match=r"config\.json has return_dict: false, with which pipelines fail"):
+        check_request(saved, form="auto", completion=Completion(), public=False)
+
+
 def test_int8_is_refused_before_work_where_it_cannot_be_compared(tmp_path):
     given = Completion(serving=("int8",), int8_texts=("a b",))
     for head in ("ForQuestionAnswering", "ForMultipleChoice"):
