@@ -1,4 +1,4 @@
-"""Everything that runs in `forward`: the encoder and its heads. Importing it registers them with the Auto classes.
+"""The encoder, its heads, and what calls them. Importing it registers them with the Auto classes.
 
 What each file is for:
 
@@ -8,7 +8,7 @@ What each file is for:
     packed      packed: the documents of a batch; packed_attention: masks and plans; attention_tiles for a CPU;
                 window_attention and triton_kernels for CUDA; packed_view: other models on packed documents
     speed       fast_paths; joined: linear layers in one matmul, on CUDA
-    uses        sentence_embeddings: `encode`; pseudo_likelihood; evaluation_mode
+    uses        sentence_embeddings: `encode`; evaluation_mode
     Hub         modeling_clozebert: what a checkpoint's auto_map names; bundle: copies the code beside a model
 """
 

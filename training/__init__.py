@@ -4,7 +4,7 @@ What each file and folder is for:
 
     settings            arguments: every field of a run; run_settings: fields from recipes and phases; checks
     the loop            pretraining: one run; loop, step; phase_setup; batches, prefetch; resume
-    scores              evaluation, scoring; distillation: a student and its teacher
+    scores              evaluation, scoring, pseudo_likelihood; distillation: a student and its teacher
     initialization/     the model that a run starts from: new, loaded, or grown from a smaller one
     optimizers/         which one takes which parameter, Muon, learning-rate schedules, their state
     planning/           memory and time, by formulas and by measuring; how long to train

@@ -27,7 +27,7 @@ _OF_THE_RUN = (
 LENGTHS = ("max_steps", "warmup_steps", "decay_steps", "batch_warmup_steps")
 # Below 1 these are shares of max_steps.
 SHARES = ("warmup_steps", "decay_steps", "batch_warmup_steps")
-LEAST_STEPS = {"batch_warmup_steps": 1}  # however short the run, since the first batch size is given beside it
+_LEAST_STEPS = {"batch_warmup_steps": 1}  # however short the run, since the first batch size is given beside it
 # Fields that belong to one phase: the next one does not inherit them.
 _OF_A_PHASE = ("warmup_steps", "decay_steps", "initial_global_batch_size", "batch_warmup_steps")
 # With less, the weights that Muon trains grow during the run, and the encoder fine-tunes badly (docs/LOG.md).
@@ -191,7 +191,7 @@ class PretrainingArguments:
         self._check_ranges()
         if self.max_steps is not None:
             for name in SHARES:
-                setattr(self, name, _steps_of(getattr(self, name), self.max_steps, least=LEAST_STEPS.get(name, 0)))
+                setattr(self, name, _steps_of(getattr(self, name), self.max_steps, least=_LEAST_STEPS.get(name, 0)))
         self._check_together()
         if self.phases:
             self.split_phases()
@@ -260,7 +260,7 @@ class PretrainingArguments:
         before = self.max_steps
         kept = {name: getattr(self, name) for name in SHARES}
         if before is not None:
-            kept |= {name: max(int(n) * max_steps // before, LEAST_STEPS.get(name, 0)) for name, n in kept.items() if n}
+            kept |= {name: with_same_share(name, n, before, max_steps) for name, n in kept.items() if n}
         return dataclasses.replace(
             self,
             max_steps=max_steps,
@@ -462,6 +462,11 @@ class Phase:
 def divisors(number: int) -> Iterator[int]:
     """The divisors of a number, the largest first."""
     return (divisor for divisor in range(number, 0, -1) if number % divisor == 0)
+
+
+def with_same_share(name: str, steps: float, before: float, after: float) -> int:
+    """The steps of a warm-up or decay (one of `SHARES`) in a run of `after` steps, where it has `steps` of `before`."""
+    return max(int(steps) * int(after) // int(before), _LEAST_STEPS.get(name, 0))
 
 
 def _steps_of(steps: int | float | None, max_steps: int, *, least: int) -> int | None:

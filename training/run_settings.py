@@ -12,7 +12,7 @@ from ..configuration import ARCHITECTURES, ClozeBertConfig, describe_recipe, lis
 from ..utils.command_line import Flag, flags_of
 from ..utils.errors import UserError, as_user_errors, reject_unknown_keys
 from ..utils.nested import merge_nested
-from .arguments import LEAST_STEPS, SHARES, Phase, PretrainingArguments
+from .arguments import SHARES, Phase, PretrainingArguments, with_same_share
 from .values import read_number
 
 _OWN_KEYS = ("architecture", "model")
@@ -135,7 +135,7 @@ def keep_schedule_shape(recipe: dict[str, Any], flags: dict[str, Any]) -> None:
             # 1 would be read as one step.
             recipe[name] = math.nextafter(1.0, 0.0) if steps == before else steps / before
             if "max_steps" in flags:
-                recipe[name] = max(int(steps) * flags["max_steps"] // int(before), LEAST_STEPS.get(name, 0))
+                recipe[name] = with_same_share(name, steps, before, flags["max_steps"])
 
 
 def check_model_is_named(settings: dict[str, Any], model: dict[str, Any]) -> None:

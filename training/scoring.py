@@ -15,12 +15,12 @@ from ..corpus import Corpus, Masking, ValidationBatches
 from ..corpus.packing import NUM_SPECIAL_TOKENS
 from ..corpus.readers.table_file import BadText
 from ..corpus.readers.tables import open_table
-from ..modeling.pseudo_likelihood import masked_log_likelihoods
 from ..utils.answers import answer_by_name
 from ..utils.errors import UserError, first_line
 from ..utils.progress_bar import quiet
 from ..utils.untrusted import check_model_folder
 from .evaluation import evaluate_masked_lm, perplexity
+from .pseudo_likelihood import masked_log_likelihoods
 
 # The name of a set of minimal pairs, and its pairs (acceptable, unacceptable).
 Paradigms = dict[str, list[tuple[str, str]]]

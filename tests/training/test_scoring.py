@@ -15,10 +15,10 @@ from transformers import BertConfig, BertForMaskedLM, FNetConfig, FNetForMaskedL
 
 from clozebert import ClozeBertForMaskedLM
 from clozebert.corpus import Corpus, Masking, ValidationBatches
-from clozebert.modeling import pseudo_likelihood
 from clozebert.modeling.packed_view import PackedView, packed_view
-from clozebert.modeling.pseudo_likelihood import masked_log_likelihoods
+from clozebert.training import pseudo_likelihood
 from clozebert.training.initialization.initial_model import load_configuration
+from clozebert.training.pseudo_likelihood import masked_log_likelihoods
 from clozebert.training.scoring import (
     check_lengths,
     load_masked_lm,

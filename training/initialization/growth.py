@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from ...configuration.configuration_clozebert import ClozeBertConfig
 from ...modeling.modeling_clozebert import ClozeBertForMaskedLM
-from ...modeling.pseudo_likelihood import Documents
 from ...utils.errors import UserError
 from ...utils.input_length import beginning_of
+from ..pseudo_likelihood import Documents
 from .new_tokens import Enlarged, check_new_tokens, fit_to_enlarged
 from .pseudo_perplexity import WarmStart, check_masked_lm, mask_token_of, measure
 from .rebuilding import POSITION_TABLE, changed, model_with, take_layers

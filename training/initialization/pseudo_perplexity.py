@@ -5,10 +5,10 @@ from typing import Any
 
 from ...configuration.configuration_clozebert import ClozeBertConfig
 from ...modeling.modeling_clozebert import ClozeBertForMaskedLM
-from ...modeling.pseudo_likelihood import Documents, masked_log_likelihoods
 from ...utils.errors import UserError
 from ...utils.progress_bar import StageBars
 from ..evaluation import perplexity
+from ..pseudo_likelihood import Documents, masked_log_likelihoods
 from .initial_model import SPECIAL_TOKEN_IDS
 
 

@@ -12,9 +12,9 @@ from itertools import chain
 import torch
 from torch import nn
 
-from .evaluation_mode import evaluation_mode
-from .packed import Packed
-from .packed_view import packed_view
+from ..modeling.evaluation_mode import evaluation_mode
+from ..modeling.packed import Packed
+from ..modeling.packed_view import packed_view
 
 Documents = Sequence[Sequence[int]]
 _TOKENS_ON_CPU, _TOKENS_ON_DEVICE = 8192, 131_072
