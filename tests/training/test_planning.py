@@ -357,7 +357,7 @@ def test_a_model_that_does_not_fit_is_planned_and_then_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clozebert.training.planning.calibration.set_up_model", lambda *_, **__: torch.empty(1 << 60))
-    with pytest.raises(FullMemoryError, match="the memory is full: lower per_device_train_batch_size=16, which trains"):
+    with pytest.raises(FullMemoryError, match="the memory is full: lower per_device_train_batch_size=16, which keeps"):
         main(["--config", "nano", "--max_steps", "4", "--use_cpu", "--calibrate"])
     assert "memory" in capsys.readouterr().out
 
