@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
 from often import often
 from transformers import TrainerCallback
@@ -192,6 +193,7 @@ finetune(arguments_of("single", (train, validation), model, output_dir, **flags)
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(accelerate.__version__.startswith("1.10."), reason="calls a CPU cpu:0, which torch cannot load to")
 def test_a_resumed_epoch_of_two_processes_has_its_own_order(models: dict[str, str], tmp_path: Path) -> None:
     """Padded batches of like lengths, stopped within the second epoch. Measured: the same bits."""
     program = tmp_path / "program.py"
