@@ -125,9 +125,10 @@ def _open_arrow(path: str) -> _Opened:
         schema, parts = stream.schema, iter(stream)
 
     def batches(wanted: list[str]) -> Iterator[tuple[Any, int]]:
+        there = [name for name in wanted if name in schema.names]
         for part in parts:
             for first in range(0, part.num_rows, _ROWS_AT_ONCE):
-                yield part.select(wanted).slice(first, _ROWS_AT_ONCE), memory.tell()
+                yield part.select(there).slice(first, _ROWS_AT_ONCE), memory.tell()
 
     return _Opened(memory, schema, batches)
 
