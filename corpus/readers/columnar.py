@@ -156,7 +156,7 @@ def _is_saved_dataset(folder: Path) -> bool:
 
 
 def _features_in(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
-    """What `datasets` recorded about the columns of a Parquet file, parsed from JSON; empty if it recorded nothing."""
+    """What `datasets` recorded about the columns of a file, parsed from JSON; empty if it recorded nothing."""
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):
@@ -240,6 +240,7 @@ def open_dataset(name: str, configuration: str | None, *, split: str | None = No
                 raise ValueError(f"a saved dataset has no configuration {configuration!r}; leave it out")
             saved = datasets.load_from_disk(name)
             splits = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
+            splits = splits if split is None else {split: splits[split]}
             return {part: DatasetTable(f"{name} ({part})", records) for part, records in splits.items()}
         if not constants.HF_HUB_OFFLINE and not is_local:
             HfApi().dataset_info(name, timeout=10)  # without this, an unknown name is retried for half a minute

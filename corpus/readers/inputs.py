@@ -59,8 +59,9 @@ class Reader:
     """All documents of some inputs, in an order that depends only on the inputs' names. Can be iterated repeatedly.
 
     Args:
-        inputs: files, folders (all their files except hidden ones, sorted), glob patterns, `installed-python`, or
-            `owner/name` of a dataset on the Hub (its train split).
+        inputs: files, folders (all their files except hidden ones, sorted; of one that `save_to_disk` of `datasets`
+            wrote, its train split), glob patterns, `installed-python`, or `owner/name` of a dataset on the Hub (its
+            train split).
         text_column: the text column of JSON Lines, CSV, TSV, Parquet and datasets; None: see `columns.text_column_of`.
         document_separator: what ends a document in text files: `blank_line`, `line` or `file`.
         on_bad_text: `error`, or `skip` to leave out documents that are not valid text and count them.
@@ -260,7 +261,8 @@ def _resolve(entry: str, dataset_config_name: str | None) -> str | list[tuple[st
         raise UserError("an input is empty: name files or folders; '.' is the folder that you are in")
     path = Path(entry)
     if path.is_dir():
-        files = files_of_saved_dataset(path) or files_below(path)
+        of_dataset = files_of_saved_dataset(path)
+        files = files_below(path) if of_dataset is None else of_dataset
         if not files:
             raise UserError(f"the corpus is empty: the folder {entry} holds no file")
         return [(_printable(file.relative_to(path).as_posix()), file) for file in files]

@@ -360,7 +360,7 @@ def test_mistakes_are_one_line_before_any_work(bert: Path, texts: Path, tmp_path
     mixed = tmp_path / "mixed"
     save_native(mixed, "bert")
     save_tokenizer(make_tokenizer("bpe"), mixed)
-    refused("has embeddings for 141 tokens, and its tokenizer 340", model=mixed)
+    refused("has embeddings for 141 tokens, and its tokenizer 340 tokens", model=mixed)
 
 
 def test_a_corpus_of_another_tokenizer_is_refused(bert: Path, texts: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_text_of_one_document_is_refused_and_can_be_read_by_lines(bert: Path, tm
 def test_too_little_held_out_text_is_mended_by_giving_more(bert: Path, texts: Path, tmp_path: Path) -> None:
     few = tmp_path / "few.txt"
     few.write_text("the old cat walked\n\nunder it\n")
-    with pytest.raises(UserError, match="new text to score is too short, none of its tokens was masked: hold out more"):
+    with pytest.raises(UserError, match=r"new text to score is too short, none .* was masked: hold out more, with"):
         run(bert, few, tmp_path / "out")
     assert run(bert, few, tmp_path / "out", validation_input=[str(texts / "old.txt")])["steps"] == 4
 

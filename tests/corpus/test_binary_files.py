@@ -62,7 +62,8 @@ def test_a_folder_with_such_a_file_is_refused(tmp_path: Path, name: str, message
         "a.pdf": b"%PDF-1.7\n%\xe2\xe3\n", "a.docx": a_zip(), "a.txt": gzip.compress(b"text"), "a.tar": a_tar(),
         "a.db": a_database(tmp_path), "a.html": b"\n<!-- x -->\n<!DOCTYPE html>\n<html></html>",
         "a.htm": b"<p>a fragment</p>", "a.npy": b"\x93NUMPY" + bytes(range(256)) * 4, "a.csv": a_zip(),
-        **dict.fromkeys(("a.arrow", "a.bin"), b"\xff\xff\xff\xff\x88\0\0\0"), "a.parquet.gz": gzip.compress(b"PAR1"),
+        **dict.fromkeys(("a.arrow", "a.bin"), b"\xff\xff\xff\xff\x88\0\0\0"),
+        "a.parquet.gz": gzip.compress(b"PAR1\x15\0"),
     }  # fmt: skip
     (tmp_path / "good.txt").write_text("some text\n")
     (tmp_path / name).write_bytes(contents[name])

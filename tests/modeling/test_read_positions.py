@@ -190,11 +190,13 @@ def test_half_precision_runs_are_filled_up_and_nothing_shows_it():
 def test_positions_of_a_later_call_are_not_those_of_an_earlier_one():
     """A run that is filled up is kept for the next call, which may bring positions of its own."""
     model = build(ClozeBertModel, tiny_config("sdpa")).bfloat16().eval()
-    given, others = inputs(), torch.arange(LENGTH)[None] // 2
+    ids, others = inputs()["input_ids"], torch.arange(LENGTH)[None] // 2
+    packed = Packed.from_lengths(DOCUMENTS)
     with torch.no_grad():
-        before = model(**given).last_hidden_state
-        kept = model(**given, position_ids=others).last_hidden_state
-        fresh = model(**inputs(), position_ids=others).last_hidden_state
+        before = model(ids, packed=packed).last_hidden_state
+        kept = model(ids, packed=packed, position_ids=others).last_hidden_state
+        fresh = model(ids, packed=Packed.from_lengths(DOCUMENTS), position_ids=others).last_hidden_state
+    assert packed.filled is not None
     assert torch.equal(kept, fresh)
     assert not torch.equal(kept, before)
 

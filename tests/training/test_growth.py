@@ -365,7 +365,7 @@ def test_broken_multiples_are_close_and_noise_tells_copies_apart():
     ("kind", "changes", "sizes", "message"),
     [
         ("bert", {}, {"hidden_size": 12, "num_attention_heads": 2}, "hidden_size=12 is less than the model's 24"),
-        ("bert", {}, {"hidden_size": 48}, "hidden_size=48 .* 6 channels, so give num_attention_heads=8"),
+        ("bert", {}, {"hidden_size": 48}, "hidden_size=48 and num_attention_heads=4 .* num_attention_heads=8"),
         (
             "bert",
             {"position_embedding_type": "sinusoidal"},
