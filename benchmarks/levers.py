@@ -2,9 +2,9 @@
 """What each lever of a recipe is worth: held-out loss after the recipe's usual number of steps, one change at a time.
 
     python benchmarks/levers.py run    --corpus CORPUS --tokenizer_name TOKENIZER [--recipes nano tiny] [--seeds 1 2]
-    python benchmarks/levers.py render [--into docs/recipes.md]
+    python benchmarks/levers.py render [--into docs/learning.md]
 
-A run has as many steps as in docs/recipes.md (`nano` 898, `tiny` 204), one thread, and the precision that the recipe
+A run has as many steps as in docs/learning.md (`nano` 898, `tiny` 204), one thread, and the precision that the recipe
 has on this machine. All runs are scored on the same fixed masks of unseen books. Runs in the results file are not
 repeated.
 
@@ -30,7 +30,7 @@ from runs import add_run, is_wanted, read_results, run_apart, use_one_thread
 
 RESULTS = learning.ROOT / "benchmarks" / "results" / "levers.json"
 STEPS = {"nano": 898, "tiny": 204}
-# Of the loss between seeds: five seeds of each recipe in float32, on an AMD EPYC without bf16 (docs/recipes.md).
+# Of the loss between seeds: five seeds of each recipe in float32, on an AMD EPYC without bf16 (docs/learning.md).
 DEVIATION = {"nano": 0.011, "tiny": 0.016}
 AS_IT_IS = "as it is"
 

@@ -47,7 +47,7 @@ def every_third_full(num_hidden_layers: int) -> list[str]:
     return ["sliding_attention" if layer % 3 else "full_attention" for layer in range(num_hidden_layers)]
 
 
-# Narrow windows in most layers and a small RoPE base make short training runs learn faster (docs/recipes.md).
+# Narrow windows in most layers and a small RoPE base make short training runs learn faster (docs/learning.md).
 _SMALL_MODERNBERT: dict[str, Any] = {
     **_MODERNBERT,
     "vocab_size": 8192,
