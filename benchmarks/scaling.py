@@ -163,18 +163,18 @@ def table(runs: list[dict[str, Any]]) -> str:
     formula = f"L = {law['E']:.1f} + {law['A']:.2f} / N^{law['a']:.2f} + {law['B']:.2f} / T^{law['b']:.2f}"
     lines += [
         "",
-        f"The law, with N and T in millions: {formula}. It misses the losses by {100 * law['error']:.1f} % (root mean "
+        f"The law, with N and T in millions: {formula}. It misses the losses by {100 * law['error']:.1f} % (root mean",
         f"square). For `{BASE['name']}` ({BASE['weights'] / 1e6:.0f} M) and {BASE['tokens'] / 1e9:g} billion tokens it "
         f"says {base:.2f}; if one run is left out of the fit, {min(others):.2f} to {max(others):.2f}.",
         "",
-        "The law is fitted to longer runs, too: "
-        + ", ".join(
-            f"{run['name']} after {run['tokens'] / 1e6:.0f} M tokens {run['loss']:.2f}, by the law "
-            f"{predict(law, run['beside_embeddings'], run['tokens']):.2f}"
-            for run in LONGER
-        )
-        + ".",
+        "The law is fitted to longer runs, too:",
+        "",
     ]
+    for run in LONGER:
+        by_law = predict(law, run["beside_embeddings"], run["tokens"])
+        lines.append(
+            f"- {run['name']} after {run['tokens'] / 1e6:.0f} M tokens: {run['loss']:.2f}, by the law {by_law:.2f}"
+        )
     return "\n".join(lines)
 
 
