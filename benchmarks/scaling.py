@@ -51,8 +51,8 @@ SIZES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "5.1M": ({**_TINY, "model": _shape(6, 256, 4, 768)}, (0.5, 1, 2)),
     "31M": ({**_TINY, "model": _shape(10, 512, 8, 1344)}, (0.25, 0.5)),
 }
-# Longer runs on the same text (docs/learning.md), to which the law is fitted too: `nano` with a sample of the vocabulary
-# and 40 % masks, and a released model.
+# Longer runs on the same text (docs/learning.md), to which the law is fitted too: `nano` with a sample of the
+# vocabulary and 40 % masks, and a released model.
 LONGER: tuple[dict[str, Any], ...] = (
     {"name": "`nano`", "beside_embeddings": 464_832, "tokens": 6_225 * 2_048, "loss": 3.618},
     {"name": "`nano`", "beside_embeddings": 464_832, "tokens": 18_757 * 2_048, "loss": 3.451},

@@ -24,6 +24,7 @@ from ..utils.output import outliving_readers
 from ..utils.output_folders import remove_written
 from ..utils.plurals import counted
 from ..utils.progress_bar import quiet
+from ..utils.rank import process_rank
 from ..utils.stop_request import StopRequest
 from .arguments import (
     FINETUNING_FILES,
@@ -110,17 +111,16 @@ def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = N
     if arguments.hyperparameter_search is not None and arguments.resume_from_checkpoint is None:
         check_search(arguments)
     way_out = "lower per_device_train_batch_size, and raise gradient_accumulation_steps by the same factor"
-    is_main = int(os.environ.get("RANK", 0)) == 0
     with (
         training_modes(find_device()),
         own_output_dir(arguments),
         memory_errors(f"{way_out}; while it evaluates, lower per_device_eval_batch_size"),
-        contextlib.nullcontext() if is_main else contextlib.redirect_stdout(io.StringIO()),
+        contextlib.nullcontext() if process_rank() == 0 else contextlib.redirect_stdout(io.StringIO()),
     ):
-        return _finetune(arguments, write_card, is_main=is_main)
+        return _finetune(arguments, write_card)
 
 
-def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None, *, is_main: bool) -> dict[str, Any]:
+def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None) -> dict[str, Any]:
     """`finetune`, called when this run holds the output folder."""
     config = load_config(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
     tokenizer = load_auto_tokenizer(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
@@ -130,7 +130,7 @@ def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None, *, i
     if arguments.overwrite_output_dir or searches:
         # Setting a run up checks everything. Only then may the earlier run be deleted.
         run = FinetuningRun(arguments, arguments.output_dir, (arguments.seeds or [arguments.seed])[0], data, tokenizer)
-        if arguments.overwrite_output_dir and is_main:
+        if arguments.overwrite_output_dir and process_rank() == 0:
             remove_written(Path(arguments.output_dir), FINETUNING_FILES)
         if searches:
             with full_disk(arguments.output_dir):
@@ -156,10 +156,10 @@ def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None, *, i
                 return each[-1]
         run = None
         results = {**mean_and_deviation(each), "seeds": list(arguments.seeds)}
-        if is_main:
+        if process_rank() == 0:
             with full_disk(arguments.output_dir):
                 write_json(os.path.join(arguments.output_dir, RESULTS_FILE), results)
-    if is_main:
+    if process_rank() == 0:
         print(table_of_results(results, splits=[split for split in ("eval", "test") if f"{split}_loss" in results]))
         weigh_classes = data.task.has_classes and arguments.class_weights == "none"
         warning = warn_of_majority(results, num_labels=len(data.task.label_names), weigh_classes=weigh_classes)

@@ -10,11 +10,11 @@ A recipe (`--config`: a name or a YAML file) holds everything that a run needs e
 is also a flag, and so are many fields of the model's configuration. Flags override the recipe.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from clozebert.scripts._program import exit_if_stopped, parse_run_flags, run
+from clozebert.utils.rank import process_rank
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     said = suit_continuing(settings, flags)
     if model.pop("vocab_size", None) is not None:
         said.append("vocab_size of the recipe is not used: the model's is the tokenizer's, rounded up to 64")
-    if os.environ.get("RANK", "0") == "0":
+    if process_rank() == 0:
         print("".join(f"{line}\n" for line in said), end="", flush=True)
     arguments = PretrainingArguments(**settings)
     config = make_config(model, recipe=name)

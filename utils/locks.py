@@ -10,6 +10,7 @@ from filelock import FileLock, Timeout
 
 from .errors import UserError, UserFileError, as_user_errors
 from .files import LOCK_NAME, disk_errors
+from .rank import process_rank
 
 # A killed program may leave children, which hold its lock until they exit.
 _SECONDS = 8.0
@@ -55,7 +56,7 @@ def owned_folder(folder: Path) -> Iterator[bool]:
     Yields:
         Whether this is the main process.
     """
-    if os.environ.get("RANK", "0") != "0":
+    if process_rank() != 0:
         yield False
         return
     lock = lock_folder(folder)

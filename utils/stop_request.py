@@ -1,7 +1,6 @@
 """Hears the signals that ask a run to stop. Pretraining and fine-tuning then save a checkpoint and end."""
 
 import contextlib
-import os
 import signal
 import threading
 import time
@@ -9,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .interrupts import end_after_patience, hearing_signals, say_now
+from .rank import process_rank
 
 # SIGHUP comes when a terminal is closed; Windows has none.
 STOP_SIGNALS = tuple(number for name in ("SIGTERM", "SIGINT", "SIGHUP") if (number := getattr(signal, name, None)))
@@ -57,7 +57,7 @@ class StopRequest:
         if number not in STOP_SIGNALS:
             return
         begun = self.seconds_since()  # not None where the main thread has noted this very signal already
-        if not self._is_answered and os.environ.get("RANK", "0") == "0":
+        if not self._is_answered and process_rank() == 0:
             say_now("stopping: a checkpoint is saved first; Ctrl-C once more, after two seconds, ends the run")
         self._is_answered = True
         if begun is not None and begun > 2 and number == signal.SIGINT:

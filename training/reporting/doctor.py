@@ -152,12 +152,12 @@ def plateau(vitals: Vitals) -> str | None:
         if vitals.epochs > 2:
             return None
         return (
-            f"the validation loss of {loss:.2f} at step {vitals.step:,} is no better than guessing by frequency "
+            f"the held-out loss of {loss:.2f} at step {vitals.step:,} is no better than guessing by frequency "
             f"({entropy:.2f}), but the training loss is {vitals.train_loss:.2f}: the two texts are of different kinds, "
-            f"or the validation text is too short"
+            f"or the held-out text is too short"
         )
     found = (
-        f"the validation loss of {loss:.2f} at step {vitals.step:,} is no better than guessing by frequency "
+        f"the held-out loss of {loss:.2f} at step {vitals.step:,} is no better than guessing by frequency "
         f"({entropy:.2f}): the model does not use the context yet. "
     )
     if loss > 1.1 * entropy or (vitals.most_norm and norm > 5 * vitals.most_norm):
@@ -171,7 +171,7 @@ def plateau(vitals: Vitals) -> str | None:
 def repetition(vitals: Vitals) -> str | None:
     """Warn if documents are repeated, in the corpus itself or over so many epochs that the model memorises them.
 
-    Normally the training loss is higher than the validation loss, because more tokens are masked in training.
+    Normally the training loss is higher than the held-out loss, because more tokens are masked in training.
     """
     if vitals.survey.repeated_share > _MANY_REPEATED:
         return (
@@ -180,7 +180,7 @@ def repetition(vitals: Vitals) -> str | None:
         )
     if vitals.train_loss is not None and vitals.epochs > 2 and vitals.train_loss < 0.9 * vitals.eval_loss:
         return (
-            f"after {vitals.epochs:.1f} epochs the training loss of {vitals.train_loss:.2f} is below the validation "
+            f"after {vitals.epochs:.1f} epochs the training loss of {vitals.train_loss:.2f} is below the held-out "
             f"loss of {vitals.eval_loss:.2f}: the model learns the documents by heart; add text, or stop earlier"
         )
     return None

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+from ...utils.rank import process_rank
 from ...utils.stop_request import StopRequest
 
 # After a signal, or when the launcher is gone, a process is ended after this many seconds without progress.
@@ -60,7 +61,6 @@ class Watchdog:
 
     def _end(self, reason: str, status: int) -> None:
         faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
-        rank = os.environ.get("RANK", "0")
-        line = f"error: process {rank}: {reason}: another process hangs, or this one; the stacks are above\n"
+        line = f"error: process {process_rank()}: {reason}: another process hangs, or this one; the stacks are above\n"
         os.write(2, line.encode())
         os._exit(status)
