@@ -15,6 +15,7 @@ from ..utils.errors import UserError, check_at_least
 from ..utils.files import MODEL_FILES, write_text
 from ..utils.output_folders import check_output_dir
 from ..utils.untrusted import read_json_object
+from ..utils.values import read_fields
 
 WORK_FOLDER, TEACHER_FOLDER = "adaptation", "teacher"
 ADAPTATION_RESULTS = "adaptation_results.json"
@@ -127,7 +128,9 @@ class AdaptationArguments:
     disable_tqdm: bool = flag("show no progress bar", False)
 
     def __post_init__(self) -> None:
-        self._read_names()
+        if isinstance(self.student, int):
+            self.student = str(self.student)  # a number of layers
+        read_fields(self)
         self._check_texts()
         if self.replay_share is None:
             self.replay_share = _REPLAY_SHARE
@@ -164,15 +167,6 @@ class AdaptationArguments:
         """Refuse a batch that cannot be split evenly; with `prepare_only`, other processes may train than prepare."""
         if self.global_batch_size is not None and not self.prepare_only:
             self._for_checks().micro_batches(processes)
-
-    def _read_names(self) -> None:
-        """Make paths text, as they are recorded in JSON, a single text a list, and a number of layers text."""
-        for name in ("model_name_or_path", "output_dir", "corpus", "tokenizer_name", "student"):
-            if (value := getattr(self, name)) is not None:
-                setattr(self, name, str(value))
-        for name in TEXT_FLAGS:
-            if (value := getattr(self, name)) is not None:
-                setattr(self, name, [str(value)] if isinstance(value, (str, Path)) else list(map(str, value)))
 
     def _check_texts(self) -> None:
         if (self.input is None) == (self.corpus is None):

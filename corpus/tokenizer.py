@@ -6,6 +6,7 @@ A corpus of token ids instead of text (DNA, events, logs) has a minimal tokenize
 import hashlib
 import json
 import re
+import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,6 +37,9 @@ _BYTES = 256
 _LETTERS, _COVERAGE = 1000, 0.9995
 # WordPiece makes a longer word one [UNK]; a warning says so if such words hold more of the letters than this.
 _LONGEST_WORD, _LONG_WORDS = 100, 0.01
+# BERT's normalizer deletes private-use characters, and with `lowercase` every mark; a warning says so if these are a
+# larger share of the text. Combining accents (U+0300 to U+036F) are meant to go.
+_DELETED = 0.005
 _REPEATED = 10_000
 _SMALLEST = {"wordpiece": 128, "bpe": _BYTES + len(SPECIAL_TOKENS), "unigram": _BYTES + 128}
 
@@ -143,6 +147,7 @@ def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool, progress:
     for text in texts:
         # As the normalizer does later. So a Chinese text of any length has a few thousand different pieces.
         pieces.update((text if text.isascii() else _IDEOGRAPH.sub(r" \g<0> ", text)).split())
+    _warn_of_deleted(pieces, lowercase)
     frequent, follow, count = _alphabet(_untrained_wordpiece(lowercase), pieces, vocab_size)
     entries = np.cumsum([1 + (letter in follow) for letter in frequent])
     while True:
@@ -197,6 +202,30 @@ def _alphabet(tokenizer: Tokenizer, pieces: Counter[str], vocab_size: int) -> tu
     enough = 1 + int(np.searchsorted(covered, _COVERAGE * covered[-1])) if frequent else 0
     count = min(len(frequent), max(min(_LETTERS, vocab_size // 4), min(enough, vocab_size // 3)))
     return frequent, follow, count
+
+
+def _warn_of_deleted(pieces: Counter[str], lowercase: bool) -> None:
+    total = private = marks = 0
+    for piece, count in pieces.items():
+        total += count * len(piece)
+        if not piece.isascii():
+            categories = [
+                unicodedata.category(character) for character in piece if not "\u0300" <= character <= "\u036f"
+            ]
+            private += count * categories.count("Co")
+            marks += count * categories.count("Mn")
+    if private > _DELETED * total:
+        warnings.warn(
+            f"{private / total:.1%} of the characters are for private use (such as U+E000), and WordPiece deletes "
+            "them: take --algorithm bpe, which keeps every character",
+            stacklevel=3,
+        )
+    if lowercase and marks > _DELETED * total:
+        warnings.warn(
+            f"{marks / total:.1%} of the characters are marks other than accents, such as vowel signs, and WordPiece "
+            "deletes them with --lowercase: leave it out, or take --algorithm bpe",
+            stacklevel=3,
+        )
 
 
 def _warn_of_long_words(in_long_words: int, total: int) -> None:

@@ -14,6 +14,7 @@ from ..utils.errors import MissingFileError, UserError
 from ..utils.files import MODEL_FILES
 from ..utils.locks import owned_folder
 from ..utils.output_folders import check_output_dir, closed_place
+from ..utils.values import read_fields
 from .tags import SCHEMES
 
 DEFAULT_SEED = 42
@@ -120,6 +121,7 @@ class FinetuningArguments:
     report_to: str = flag("tracker for transformers' Trainer ('tensorboard', 'wandb' …)", "none", section=_RUNS)
 
     def __post_init__(self) -> None:
+        read_fields(self)
         if self.dataset_name is None and self.train_file is None:
             raise UserError("give --train_file (or --dataset_name)")
         if self.dataset_name is not None and self.train_file is not None:
@@ -257,6 +259,7 @@ class PredictionArguments:
     trust_remote_code: bool = flag("allow code that comes with the model", False)
 
     def __post_init__(self) -> None:
+        read_fields(self)
         for path in self.input:
             if path != "-" and os.path.exists(path) and not os.path.isfile(path):
                 raise UserError(f"--input {path}: not a file; pipe lines of text into --input -")

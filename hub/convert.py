@@ -53,6 +53,9 @@ def from_native(
     if isinstance(model_or_folder, (str, os.PathLike)):
         folder = find_folder(model_or_folder, allow_pickle=allow_pickle)
         return convert_from_native(load_native(folder, allow_pickle=allow_pickle), copy_tensors=False)
+    if not isinstance(model_or_folder, PreTrainedModel):
+        kind = type(model_or_folder).__name__
+        raise UserError(f"a {kind} was given: from_native takes a model of transformers, or a folder with one")
     ours = convert_from_native(model_or_folder, copy_tensors=True)
     _keep_attention(model_or_folder, ours)
     return ours

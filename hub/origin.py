@@ -30,7 +30,7 @@ def card_writer(origin: str | None, kept: Collection[str] | None = None) -> Writ
         return write_card
     folder, of_origin = Path(origin), {}
     if folder.is_dir():
-        of_origin["started_from"] = folder.resolve().name
+        of_origin["started_from"] = _name_of(folder)
     else:
         try:
             with hub_errors(origin):
@@ -48,6 +48,12 @@ def card_writer(origin: str | None, kept: Collection[str] | None = None) -> Writ
     return write
 
 
+def _name_of(folder: Path) -> str:
+    """The folder's name, without its path, which is private; of a checkpoint with that of its run."""
+    place = folder.resolve()
+    return "/".join(place.parts[-2:]) if place.name.startswith("checkpoint-") else place.name
+
+
 def facts_of_origin(source: str | os.PathLike, folder: Path) -> tuple[str, Card | None, dict[str, Any]]:
     """The facts about the original model for the card of a model made from it: its name, its card, facts of its card.
 
@@ -55,7 +61,7 @@ def facts_of_origin(source: str | os.PathLike, folder: Path) -> tuple[str, Card 
         source: the original model as the user named it. folder: its local folder.
     """
     on_the_hub = not Path(source).is_dir()
-    origin = os.fspath(source) if on_the_hub else folder.resolve().name
+    origin = os.fspath(source) if on_the_hub else _name_of(folder)
     old = _card_of(folder)
     facts = {} if old is None else old.facts()
     if on_the_hub:

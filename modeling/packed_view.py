@@ -17,8 +17,16 @@ from .packed import Packed, batches_by_length
 
 # Models without a packed path return logits at every token, so chunks are kept small.
 _PADDED_TOKENS = 4096
+_TOKENS_IF_EAGER = 512
 # Models of transformers whose tokens see the padding, whatever the mask says.
 _READ_PADDING = ("convbert", "fnet", "nystromformer", "yoso")
+
+
+def fewer_if_eager(model: nn.Module, tokens: int) -> int:
+    """How many tokens to pack into a row: a few if the attention is `eager`, which computes all pairs of a row."""
+    config = getattr(model, "config", None)
+    is_eager = getattr(config, "_attn_implementation", None) == "eager"
+    return min(tokens, _TOKENS_IF_EAGER) if is_eager and config.model_type == "clozebert" else tokens
 
 
 class PackedView(nn.Module):
@@ -108,4 +116,4 @@ def packed_view(model: nn.Module) -> nn.Module:
     return PackedView(model, pad_token_id=config.pad_token_id or 0)
 
 
-__all__ = ["PackedView", "cut_if_padding_is_read", "packed_view", "pad_rows"]
+__all__ = ["PackedView", "cut_if_padding_is_read", "fewer_if_eager", "packed_view", "pad_rows"]

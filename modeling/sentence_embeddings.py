@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from .evaluation_mode import evaluation_mode
 from .packed import Packed, batches_by_length
-from .packed_view import cut_if_padding_is_read, pad_rows
+from .packed_view import cut_if_padding_is_read, fewer_if_eager, pad_rows
 
 _TOKENS_ON_CPU, _TOKENS_ON_DEVICE = 4096, 131_072
 _POOLINGS = ("mean", "cls", "max")
@@ -78,7 +78,8 @@ def encode_ids(
         raise ValueError(f"sequence {lengths.index(0)} is empty: leave it out")
     _check_length(model, max(lengths, default=0))
     device = _device_of(model)
-    budget = tokens_per_batch or (_TOKENS_ON_CPU if device.type == "cpu" else _TOKENS_ON_DEVICE)
+    most = _TOKENS_ON_CPU if device.type == "cpu" else _TOKENS_ON_DEVICE
+    budget = tokens_per_batch or fewer_if_eager(model, most)
     results: list[Any] = [None] * len(sequences)
     # On a GPU a packed row may be padded too, in float32 for example, and all of it to one length.
     padded = device.type != "cpu" or not _is_packed(model)

@@ -83,7 +83,9 @@ def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_s
     else:
         _set_vocabulary(config, settings.get("tokenizer_name"), corpora, vocab_size=vocab_size)
     if corpora is not None:
-        tokens = sum(phase.num_steps * phase.arguments.tokens_per_step for phase in phases)
+        tokens = sum(
+            phase.arguments.batch_size.before(phase.num_steps) * phase.arguments.max_seq_length for phase in phases
+        )
         line = f"steps                 {phases[-1].last_step:>18,} of {tokens / phases[-1].last_step:,.0f} tokens"
         if len(phases) == 1:
             rows = rows_of_text(corpora, max_seq_length=run.max_seq_length)
@@ -153,14 +155,17 @@ def _plan_phase(
     """
     from clozebert.training.checks import check_model, check_precision
     from clozebert.training.planning.memory_and_time import make_plan, mean_attention_length, plan_table
+    from clozebert.training.planning.run_length import row_fill
     from clozebert.training.run_settings import phase_configuration
 
     arguments, config = phase.arguments, phase_configuration(config, phase)
     check_model(arguments, config)
     corpora = length = calibration = full = None
+    fill = 1.0
     if has_corpus:
         corpora = _open_corpora(arguments)
         length = mean_attention_length(corpora, max_seq_length=arguments.max_seq_length)
+        fill = row_fill(corpora, max_seq_length=arguments.max_seq_length)
     device, precision, _ = machine
     check_precision(arguments, precision)
     if given.calibrate:
@@ -177,6 +182,7 @@ def _plan_phase(
         sharded=given.sharded,
         utilization=given.utilization,
         document_length=length,
+        fill=fill,
         price_per_hour=given.price_per_hour,
         calibration=calibration,
     )

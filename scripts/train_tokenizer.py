@@ -27,7 +27,7 @@ class Arguments:
     output_dir: str = flag("where the tokenizer goes", ...)
     algorithm: str = flag("wordpiece, bpe (on bytes) or unigram", "wordpiece")
     vocab_size: int = flag("entries, the special tokens included", 30_522)
-    lowercase: bool = flag("lower-case the text; wordpiece strips accents too", False)
+    lowercase: bool = flag("lower-case the text; wordpiece deletes accents and vowel signs, too", False)
     model_max_length: int = flag("longest input, in tokens, as the tokenizer states it", 512)
     text_column: str | None = flag("the column of the text (default: found by name: text, content, …)")
     document_separator: str = flag("what ends a document in text files: blank_line, line or file", "blank_line")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..utils.command_line import flag
 from ..utils.errors import UserError, check_at_least, check_choice, reject_unknown_keys, there_and_here
 from ..utils.nested import merge_nested
+from ..utils.values import read_fields
 from .optimizers.schedules import inverse_sqrt_factor, learning_rate_factor
-from .values import read_value
 
 if TYPE_CHECKING:
     from ..corpus import BatchSize
@@ -184,8 +184,7 @@ class PretrainingArguments:
     )
 
     def __post_init__(self) -> None:
-        for item in dataclasses.fields(self):
-            setattr(self, item.name, read_value(item.name, getattr(self, item.name), item.type))
+        read_fields(self)
         if self.weight_decay is None:
             self.weight_decay = _WEIGHT_DECAY[self.optimizer]
         self._check_ranges()

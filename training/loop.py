@@ -100,14 +100,18 @@ class Pretraining:
         is_own = checkpoint is not None and checkpoint.resolve().parent == self.output.path.resolve()
         self._saved_at, self._save_waits = self.state.step if is_own else None, False
         said = self._settle_length(begun=begun)
-        index = checkpoint and check_resume(checkpoint, self.state, self.run, accelerator=self.accelerator)
+        index, changed = 0, ""
+        if checkpoint is not None:
+            index, changed = check_resume(checkpoint, self.state, self.run, accelerator=self.accelerator)
         self.planned = self.run.phases
         if self.dry_run:
             self.run.phases = [dry_phase(phase, self.accelerator) for phase in self.run.phases]
-        self._set_up(index or 0, checkpoint or arguments.model_name_or_path, tensors)
+        self._set_up(index, checkpoint or arguments.model_name_or_path, tensors)
         if not self.dry_run:
             on_main_process(self.accelerator, lambda: remove_earlier_run(arguments))
         self.log = self._open_log(arguments)
+        if changed:
+            self.log.note(self.state.step + 1, changed)
         self.doctor = Doctor(self.run, precision=self.accelerator.mixed_precision)
         for line in said:
             self.log.say(line)
@@ -120,7 +124,7 @@ class Pretraining:
             Lines for the user.
         """
         given = self.run.given
-        self._seconds_per_token: float | None = None  # of one process, if steps were timed already
+        self._seconds_per_place: float | None = None  # of one process, if steps were timed already
         self._deadline: Deadline | None = None  # for a new run only; a resumed one keeps its steps
         by_text = given.max_steps is None and given.num_train_epochs is None
         if self.state.step and (by_text or given.max_minutes is not None):
@@ -132,15 +136,15 @@ class Pretraining:
         if given.max_minutes is None:
             return []
         uncounted = self.run.phases[0].arguments
-        fitting, said, of_token = choose_length(self.run, accelerator=self.accelerator, begun=begun)
+        fitting, said, of_place = choose_length(self.run, accelerator=self.accelerator, begun=begun)
         evaluated = evaluated_tokens(uncounted, self.run.mixtures[0]) / self.accelerator.num_processes
         self._deadline = Deadline(
             begun + 60 * given.max_minutes,
             uncounted,
             most_steps=uncounted.num_steps if given.max_steps is None else None,
-            evaluation=FORWARD_SHARE * of_token * evaluated,
+            evaluation=FORWARD_SHARE * of_place * evaluated,
         )
-        self._seconds_per_token = of_token
+        self._seconds_per_place = of_place
         self.run.phases = fitting.split_phases()
         return [said]
 
@@ -185,7 +189,7 @@ class Pretraining:
                 state=self.state,
                 accelerator=self.accelerator,
                 peak_flops=self.peak_flops,
-                measured=self._seconds_per_token,
+                measured=self._seconds_per_place,
             )
             for line in lines:
                 self.log.say(line)
@@ -246,7 +250,7 @@ class Pretraining:
             state.model_flops += tokens * setup.flops_per_token
             if math.isfinite(loss):  # else one skipped step would make the mean of many NaN
                 state.losses.append(loss)
-            state.seconds += watch.end(tokens)
+            state.count_seconds(watch.end(tokens), peak_flops=self.peak_flops)
             self.watchdog.progress()
             self.log.advance()
             if self._is_due(arguments.logging_steps) or state.step == phase.last_step:
@@ -278,7 +282,7 @@ class Pretraining:
             config=self.setup.core.config,
         )
         event = f"max_minutes={fitting.max_minutes:g}: {fitting.num_steps:,} steps, not {before:,}, at the pace so far"
-        self.log.record(self.state.step, {"event": event})
+        self.log.record(self.state.step + 1, {"event": event})  # a checkpoint of this step has the length before
         self.log.change_length(fitting.num_steps)
 
     def _save_and_evaluate(self) -> bool:
@@ -466,7 +470,7 @@ class Pretraining:
         if self.dry_run:
             return {"dry_run": True, "parameters": setup.core.num_parameters()}
         weights = whole_weights(setup.core, keep=self.accelerator.is_main_process)
-        results = results_of(self.state, num_parameters=setup.core.num_parameters(), peak_flops=self.peak_flops)
+        results = results_of(self.state, num_parameters=setup.core.num_parameters())
 
         def save() -> None:
             distilled = setup.arguments.teacher_name_or_path is not None
@@ -479,13 +483,8 @@ class Pretraining:
         return results
 
     def _facts(self) -> dict[str, Any]:
-        return facts_of_run(
-            self.state,
-            self.run,
-            phase=self.setup.phase.index,
-            output_dir=self.output.path,
-            recipe=self.recipe,
-        )
+        phase, folder = self.setup.phase.index, self.output.path
+        return facts_of_run(self.state, self.run, phase=phase, output_dir=folder, recipe=self.recipe)
 
     def close(self) -> None:
         """Stop the loader, the bar and the trackers."""

@@ -8,6 +8,7 @@ from typing import Any
 from ..configuration import ClozeBertConfig
 from ..corpus.packing import discarding_indices
 from ..utils.device import find_device, training_modes
+from ..utils.errors import UserError
 from ..utils.files import WriteCard, disk_errors
 from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
@@ -48,6 +49,8 @@ def pretrain(
         ValueError: contradictions between arguments, corpus, tokenizer, model and checkpoint, before any work; or a
             gradient that is not finite in ten steps in a row; or the memory is full.
     """
+    if not isinstance(config, ClozeBertConfig):
+        raise UserError(f"config is a {type(config).__name__}: give a ClozeBertConfig")
     way_out = f"free some space, then {goes_on_by}, or give another folder"
     moved = f"put it back, then {goes_on_by}, or start the run anew"
     device = find_device(use_cpu=arguments.use_cpu)

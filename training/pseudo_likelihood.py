@@ -14,7 +14,7 @@ from torch import nn
 
 from ..modeling.evaluation_mode import evaluation_mode
 from ..modeling.packed import Packed
-from ..modeling.packed_view import packed_view
+from ..modeling.packed_view import fewer_if_eager, packed_view
 
 Documents = Sequence[Sequence[int]]
 _TOKENS_ON_CPU, _TOKENS_ON_DEVICE = 8192, 131_072
@@ -46,7 +46,8 @@ def masked_log_likelihoods(
         one tensor for each document, [its scored tokens].
     """
     device = next(model.parameters()).device
-    budget = tokens_per_batch or (_TOKENS_ON_CPU if device.type == "cpu" else _TOKENS_ON_DEVICE)
+    most = _TOKENS_ON_CPU if device.type == "cpu" else _TOKENS_ON_DEVICE
+    budget = tokens_per_batch or fewer_if_eager(model, most)
     ids_N = torch.tensor(list(chain.from_iterable(documents)), dtype=torch.long)
     lengths_D = torch.tensor([len(document) for document in documents], dtype=torch.long)
     starts_D = lengths_D.cumsum(0) - lengths_D

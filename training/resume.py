@@ -9,7 +9,7 @@ import torch
 
 from ..configuration import ClozeBertConfig
 from ..utils.errors import UserError, there_and_here
-from ..utils.files import written_in
+from ..utils.files import INCOMPLETE, LOCK_NAME, written_in
 from ..utils.output_folders import check_output_dir, remove_written
 from .arguments import Phase, PretrainingArguments
 from .checkpoints.damage import find_damage
@@ -17,6 +17,7 @@ from .checkpoints.folders import RUN_FILES, clear_way, newest_valid
 from .checkpoints.training_state import TrainingState, read_state
 from .checks import CheckedRun
 from .initialization.initial_model import load_configuration
+from .reporting.progress import LOG_NAME
 
 _DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "embedding_dropout", "mlp_dropout")
 logger = logging.getLogger(__name__)
@@ -38,9 +39,10 @@ def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]
         way_out = f"give {inside}" if inside.is_dir() else "'latest' names the newest one"
         raise UserError(f"resume_from_checkpoint={wanted!r}: there is no such folder; {way_out}")
     is_own = checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
+    begins_again = checkpoint is not None and _holds_no_more_than_a_log(output_dir)
     check_output_dir(
         output_dir,
-        overwrite=arguments.overwrite_output_dir or wanted == "latest" or is_own,
+        overwrite=arguments.overwrite_output_dir or wanted == "latest" or is_own or begins_again,
         written=RUN_FILES if arguments.overwrite_output_dir else (),
         inputs=_inputs(arguments),
         way_out="continue with --resume_from_checkpoint latest, or delete that run with --overwrite_output_dir",
@@ -55,9 +57,19 @@ def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]
                 f"resume_from_checkpoint='latest': {output_dir} holds a model and no checkpoint to resume, and a new "
                 f"run would replace that model; give another --output_dir, or --overwrite_output_dir in its place"
             )
+        if checkpoint is None and _holds_no_more_than_a_log(output_dir):
+            logger.warning("no checkpoint is in %s yet: the run begins at its first step", output_dir)
     if not arguments.overwrite_output_dir:
         clear_way(output_dir, step=0 if checkpoint is None else read_state(checkpoint)[0].step)
     return checkpoint
+
+
+def _holds_no_more_than_a_log(output_dir: Path) -> bool:
+    """Whether a run in this folder was killed before it saved a checkpoint."""
+    if not (output_dir / LOG_NAME).is_file():
+        return False
+    others = [path.name for path in output_dir.iterdir() if path.name not in (LOG_NAME, LOCK_NAME)]
+    return all(name.startswith(INCOMPLETE) for name in others)
 
 
 def remove_earlier_run(arguments: PretrainingArguments) -> None:
@@ -85,11 +97,12 @@ def _as_list(value: Any) -> list[str]:
     return value if isinstance(value, list) else [value] if value else []
 
 
-def check_resume(checkpoint: Path, state: TrainingState, run: CheckedRun, *, accelerator: Any) -> int:
-    """Refuse to resume with another corpus, teacher or model, or other batches; report other changes.
+def check_resume(checkpoint: Path, state: TrainingState, run: CheckedRun, *, accelerator: Any) -> tuple[int, str]:
+    """Refuse to resume with another corpus, teacher or model, or other batches; report and note other changes.
 
     Returns:
-        The index of the checkpoint's phase, even at the end of it, because its last evaluation may be missing.
+        The index of the checkpoint's phase, even at the end of it, because its last evaluation may be missing; and what
+        has changed, for the log.
     """
     step, last = state.step, run.phases[-1]
     if step > last.last_step:
@@ -109,13 +122,18 @@ def check_resume(checkpoint: Path, state: TrainingState, run: CheckedRun, *, acc
     if forbidden:
         raise UserError(
             f"cannot resume from {checkpoint}, which belongs to another run: {'; '.join(forbidden)}; restore these "
-            f"values, or begin a new run from these weights with --model_name_or_path {checkpoint}"
+            f"values, or begin a new run from these weights with --model_name_or_path {checkpoint} and another --seed "
+            f"(with the same one it begins with the same rows and masks again)"
         )
     said += _other_content("validation", state.validation_fingerprint, mixture.validation_fingerprint)
     said += _other_machine(state, accelerator, phase.arguments, run.configs[phase.index])
+    here = phase.arguments.decisive()
+    if were := {name: was for name, was in state.arguments.items() if name in here and here[name] != was}:
+        state.earlier_arguments[str(step)] = were
+    changed = f"resuming with changed settings: {'; '.join(said)}" if said else ""
     if said and accelerator.is_main_process:
-        logger.warning("resuming with changed settings: %s", "; ".join(said))
-    return phase.index
+        logger.warning(changed)
+    return phase.index, changed
 
 
 def _other_phase(state: TrainingState, phase: Phase) -> list[str]:

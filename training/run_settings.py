@@ -12,8 +12,8 @@ from ..configuration import ARCHITECTURES, ClozeBertConfig, describe_recipe, lis
 from ..utils.command_line import Flag, flags_of
 from ..utils.errors import UserError, as_user_errors, reject_unknown_keys
 from ..utils.nested import merge_nested
+from ..utils.values import read_number
 from .arguments import SHARES, Phase, PretrainingArguments, with_same_share
-from .values import read_number
 
 _OWN_KEYS = ("architecture", "model")
 _TEXT_MODELS = [name for name, fields in ARCHITECTURES.items() if "image_size" not in fields]

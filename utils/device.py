@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds of timed matmuls after which the measurement stops.
 _LONG_ENOUGH = 0.5
+_training = threading.Lock()  # held while a run trains; see `training_modes`
 
 
 def find_device(*, use_cpu: bool = False) -> torch.device:
@@ -31,7 +33,15 @@ def training_modes(device: torch.device) -> Iterator[None]:
     """PyTorch's modes as training needs them, whatever the program around it has set.
 
     Within the block, new tensors are float32, gradients are recorded, and there is no autocast.
+
+    Raises:
+        UserError: another thread is within such a block.
     """
+    if not _training.acquire(blocking=False):
+        raise UserError(
+            "another thread of this process is training, and both would draw from one generator of random numbers: "
+            "train one after the other, or in processes of their own"
+        )
     dtype, caches = torch.get_default_dtype(), torch.is_autocast_cache_enabled()
     enabled = {kind: torch.is_autocast_enabled(kind) for kind in {"cpu", device.type}}
     torch.set_default_dtype(torch.float32)
@@ -50,6 +60,7 @@ def training_modes(device: torch.device) -> Iterator[None]:
         for kind, was in enabled.items():
             torch.set_autocast_enabled(kind, was)
         torch.set_default_dtype(dtype)
+        _training.release()
 
 
 def choose_precision(wanted: str, device: torch.device) -> str:

@@ -16,7 +16,13 @@ class UserError(ValueError):
 
 
 class UserFileError(UserError, OSError):
-    """A file or folder that the user named cannot be read or written."""
+    """A file or folder that the user named cannot be read or written.
+
+    Attributes:
+        finding: the message without a way out, if it ends with a general one that a caller may replace.
+    """
+
+    finding: str | None = None
 
 
 class MissingFileError(UserFileError, FileNotFoundError):

@@ -357,24 +357,32 @@ def disk_errors(place: Path, *, way_out: str | None = None) -> Iterator[None]:
     """Report a full disk or a folder that cannot be written to as an error of the user.
 
     Args:
-        way_out: what the user can do; None: free some space, or give another folder.
+        way_out: what the user can do; None: free some space, or give another folder. It also replaces that general
+            way out in an error that another `disk_errors` within the block has raised.
 
     Raises:
         UserFileError: either of them, whichever library raised it.
     """
     try:
         yield
+    except UserFileError as error:
+        if way_out is None or error.finding is None:
+            raise
+        raise UserFileError(f"{error.finding}: {way_out}") from error
     except Exception as error:
         # Libraries written in Rust give the error number in the message only.
         in_words = re.search(r"\(os error (\d+)\)", str(error))
         number = getattr(error, "errno", None) or (int(in_words.group(1)) if in_words else None)
         if number in _FULL:
-            free_space = way_out or "free some space, or give another folder"
-            raise UserFileError(f"{place} cannot be written ({os.strerror(number)}): {free_space}") from error
-        if number in _CLOSED:
+            finding, general = f"{place} cannot be written", "free some space, or give another folder"
+        elif number in _CLOSED:
             where = getattr(error, "filename", None) or place
             # The user knows the final path, not the temporary name.
             where = place if Path(os.fsdecode(where)).name.startswith(INCOMPLETE) else where
-            other_folder = way_out or "give another folder"
-            raise UserFileError(f"{where} cannot be read or written ({os.strerror(number)}): {other_folder}") from error
-        raise
+            finding, general = f"{where} cannot be read or written", "give another folder"
+        else:
+            raise
+        finding += f" ({os.strerror(number)})"
+        found = UserFileError(f"{finding}: {way_out or general}")
+        found.finding = None if way_out else finding
+        raise found from error

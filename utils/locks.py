@@ -36,6 +36,11 @@ def lock_folder(folder: Path, *, seconds: float = _SECONDS) -> FileLock:
                 f"output_dir={folder} is in use by another program{_owner(folder)}: wait for it, stop it, or give "
                 f"another output_dir"
             ) from None
+        except PermissionError as error:
+            raise UserFileError(
+                f"output_dir={folder}: {LOCK_NAME} in it belongs to another user: delete it, if no run of that user is "
+                f"going on there, or give another folder"
+            ) from error
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
                 raise

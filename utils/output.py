@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .switch import Switch
+
 # A pipe that nobody reads (`| tee`, when Ctrl-C has ended `tee`), and a terminal that was closed.
 _READER_IS_GONE = (errno.EPIPE, errno.EIO)
 
@@ -41,9 +43,18 @@ class _Outliving:
 @contextlib.contextmanager
 def outliving_readers() -> Iterator[None]:
     """Within the block, a closed pipe or terminal is no error of standard output and standard error."""
+    with _STREAMS.changed():
+        yield
+
+
+def _wrap() -> tuple[Any, Any]:
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _Outliving(sys.stdout), _Outliving(sys.stderr)
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
+    return before
+
+
+def _unwrap(before: tuple[Any, Any]) -> None:
+    sys.stdout, sys.stderr = before
+
+
+_STREAMS = Switch(_wrap, _unwrap)

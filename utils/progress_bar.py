@@ -9,6 +9,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from .switch import Switch
+
 SECONDS_BETWEEN_LINES = 60.0
 
 
@@ -89,29 +91,47 @@ def heartbeat(description: str) -> Iterator[None]:
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
     """Turn off transformers' own bars for reading and writing shards."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
+    with _BARS.changed():
         yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers' reports and progress bars: our errors say what matters in them."""
+    with _REPORTS.changed(), without_progress_bars():
+        yield
+
+
+def _hide_bars() -> bool:
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    return shown
+
+
+def _show_bars(shown: bool) -> None:
+    from transformers.utils import logging
+
+    if shown:
+        logging.enable_progress_bar()
+
+
+def _silence() -> int:
     from transformers.utils import logging
 
     level = logging.get_verbosity()
     logging.set_verbosity_error()
-    try:
-        with without_progress_bars():
-            yield
-    finally:
-        logging.set_verbosity(level)
+    return level
+
+
+def _speak(level: int) -> None:
+    from transformers.utils import logging
+
+    logging.set_verbosity(level)
+
+
+_BARS, _REPORTS = Switch(_hide_bars, _show_bars), Switch(_silence, _speak)
 
 
 class StageBars:

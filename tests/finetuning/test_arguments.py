@@ -23,7 +23,7 @@ from finetuning_helpers import write_sentiment
     ("flags", "message"),
     [
         ({"num_train_epochs": 0.0}, "--num_train_epochs 0.0: must be above 0"),
-        ({"learning_rate": float("nan")}, "--learning_rate nan"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan must be a number"),
         ({"max_steps": 0}, "--max_steps 0"),
         ({"lr_scheduler_type": "constant", "warmup_steps": 5.0}, "--warmup_steps 5: --lr_scheduler_type constant has"),
         ({"max_steps": 60, "num_train_epochs": 1.0}, "--max_steps 60 and --num_train_epochs 1 both say how long"),

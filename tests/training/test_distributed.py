@@ -41,7 +41,7 @@ from clozebert.training.batches import make_masking
 from clozebert.training.evaluation import evaluate_masked_lm
 from clozebert.training.optimizers.optimizer import make_optimizer
 from clozebert.training.optimizers.state import load_optimizer_state, optimizer_state, whole_tensor, whole_weights
-from clozebert.training.planning.calibration import seconds_per_token
+from clozebert.training.planning.calibration import seconds_per_place
 from clozebert.training.prefetch import StepLoader
 from clozebert.training.runtime import watchdog
 from clozebert.training.runtime.machine import make_accelerator
@@ -226,7 +226,7 @@ def gradients_of_splits(folder: Path, world_size: int, rank: int) -> None:
                 stream=stream,
                 optimizer=make_optimizer(model, arguments),
             )
-            assert seconds_per_token(timed, accelerator=accelerator) > 0
+            assert seconds_per_place(timed, accelerator=accelerator) > 0
             for micro_batches in (1, 2, 4):
                 batches, num_predicted = StepLoader(stream, rank, world_size, micro_batches)(2)
                 assert len(batches) == micro_batches

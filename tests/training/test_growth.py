@@ -161,8 +161,23 @@ def test_vocabulary_mistakes(tokenizer):
         ValueError, match="'a' is in the tokenizer already; 'b' is in the tokenizer already; leave them out"
     ):
         add_tokens(model, tokenizer, ["a", "face", "b"], texts=["a"])
-    with pytest.raises(ValueError, match="'zzz' has no part that the tokenizer knows; 'yyy' has no part"):
-        add_tokens(model, tokenizer, ["zzz", "face", "yyy"], texts=["a"])
+    with pytest.raises(ValueError, match=r"'\\u200b' has no part that the tokenizer knows"):
+        add_tokens(model, tokenizer, ["\u200b", "face"], texts=["a"])
+    for given in ({"new_tokens": "face", "texts": ["a"]}, {"new_tokens": ["face"], "texts": "a"}):
+        with pytest.raises(ValueError, match="is one text: give a list"):
+            add_tokens(model, tokenizer, **given)
+
+
+def test_a_word_of_strange_letters_begins_from_its_known_ones_or_from_all_entries(tokenizer):
+    """WordPiece makes a word with one strange letter [UNK] as a whole."""
+    model = make(vocab_size=len(tokenizer))
+    found = add_tokens(model, tokenizer, ["aбb", "бж"], texts=["a"])
+    old, new = (one.get_input_embeddings().weight for one in (model, found.model))
+    a, b = tokenizer(["a", "b"], add_special_tokens=False)["input_ids"]
+    mixed, strange = found.tokenizer.convert_tokens_to_ids(["aбb", "бж"])
+    torch.testing.assert_close(new[mixed], old[[*a, *b]].mean(0))
+    ordinary = sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids))
+    torch.testing.assert_close(new[strange], old[ordinary].mean(0))
 
 
 @pytest.mark.parametrize(("word", "entry"), [("The", "the"), ("face", "Ġface")])

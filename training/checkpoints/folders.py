@@ -104,9 +104,9 @@ def prune_checkpoints(output_dir: Path, *, keep: int | None) -> None:
     for path in list_checkpoints(output_dir)[:-keep]:
         # Renamed first: an interrupted deletion leaves no folder that looks like a checkpoint.
         doomed = output_dir / f"{INCOMPLETE}{path.name}"
-        shutil.rmtree(doomed, ignore_errors=True)
+        _delete(doomed)
         path.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        _delete(doomed)
 
 
 def clear_way(output_dir: Path, *, step: int) -> None:
@@ -116,7 +116,7 @@ def clear_way(output_dir: Path, *, step: int) -> None:
         ValueError: there are undamaged checkpoints of later steps, which this run would mix with its own.
     """
     for path in output_dir.glob(f"{INCOMPLETE}*"):
-        shutil.rmtree(path, ignore_errors=True)
+        _delete(path)
     for path in list_checkpoints(output_dir):
         if step_of(path) <= step:
             continue
@@ -126,5 +126,14 @@ def clear_way(output_dir: Path, *, step: int) -> None:
                 f"'latest', or branch off into another --output_dir"
             )
         aside = path.with_name(f"damaged-{path.name}")
-        shutil.rmtree(aside, ignore_errors=True)
+        _delete(aside)
         path.rename(aside)
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder that may be missing; of a link to one, the link. Warn if something of it stays."""
+    if folder.is_symlink():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        logger.warning("%s cannot be deleted, and takes space: does it belong to another user?", folder)

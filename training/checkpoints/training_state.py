@@ -20,6 +20,8 @@ STATE_FOLDER = "training_state"
 OPTIMIZER_FILE = f"{STATE_FOLDER}/optimizer.safetensors"
 STATE_FILE = f"{STATE_FOLDER}/state.json"
 FORMAT = 2
+# Fields that checkpoints of this format have since 2026-11-28 only.
+_LATER = {"available_flops", "earlier_arguments"}
 
 
 class DamageError(UserError):
@@ -41,6 +43,8 @@ class TrainingState:
         evaluation: the last validation figures, and the step they belong to.
         arguments: those of the run's PretrainingArguments that `decisive` names.
         model_flops: FLOPs of the model so far, without recomputation.
+        available_flops: those that plain matmuls would have done in these seconds, on the machines of each step.
+        earlier_arguments: what the arguments were before a resumption changed them, by the step of that resumption.
         corpus_fingerprint: which corpora the batches come from.
         phase, first_step: which phase of the run this is, and how many steps came before it.
         threads, world_size, precision: bitwise equality is promised only if these and `micro_batch_rows` stay the same.
@@ -58,6 +62,8 @@ class TrainingState:
     train_loss: float | None = None
     seconds: float = 0.0
     model_flops: float = 0.0
+    available_flops: float = 0.0
+    earlier_arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
     evaluation: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
     corpus_fingerprint: str = ""
@@ -70,6 +76,17 @@ class TrainingState:
     teacher_fingerprint: str = ""
     validation_fingerprint: str = ""
     micro_batch_rows: int = 1
+
+    def count_seconds(self, seconds: float, *, peak_flops: float) -> None:
+        """Count the time of a step.
+
+        Args:
+            peak_flops: FLOP/s of plain matmuls, of all processes.
+        """
+        if not self.available_flops:  # of a checkpoint that did not count them yet
+            self.available_flops = self.seconds * peak_flops
+        self.seconds += seconds
+        self.available_flops += seconds * peak_flops
 
 
 @dataclass
@@ -130,7 +147,7 @@ def _check_types(kind: type, values: dict[str, Any]) -> None:
     hints = typing.get_type_hints(kind)
     if unknown := sorted(values.keys() - hints.keys()):
         raise DamageError(f"its state has a field that no state has: {unknown[0]}")
-    if missing := sorted(hints.keys() - values.keys()):
+    if missing := sorted(hints.keys() - values.keys() - _LATER):
         raise DamageError(f"its state has no {missing[0]}")
     _check_kinds(values, hints)
 

@@ -309,6 +309,7 @@ def grow(
         UserError: at the call, before any step: one of them is impossible, or there is nothing to do.
     """
     check_masked_lm(model)
+    check_several(new_tokens=new_tokens, texts=texts)
     mask_token_of(model.config)
     if rope_theta is not None and max_position_embeddings is None:
         raise UserError(f"rope_theta={rope_theta} goes with max_position_embeddings: give that too")

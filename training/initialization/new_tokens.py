@@ -15,7 +15,7 @@ from ...utils.errors import UserError
 from ...utils.input_length import beginning_of
 from ..evaluation import perplexity
 from .initial_model import set_token_ids
-from .pseudo_perplexity import WarmStart, check_masked_lm, masked_loss, pseudo_perplexity
+from .pseudo_perplexity import WarmStart, check_masked_lm, check_several, masked_loss, pseudo_perplexity
 from .rebuilding import take_rows
 
 # Tokens of a text on which all tokens are masked one at a time: that work grows with the square of the length.
@@ -60,6 +60,7 @@ def add_tokens(
         UserError: some tokens cannot be added. The message says why.
     """
     check_masked_lm(model)
+    check_several(new_tokens=new_tokens, texts=texts)
     return fit_to_enlarged(model, tokenizer, check_new_tokens(tokenizer, new_tokens), texts=texts)
 
 
@@ -135,7 +136,7 @@ def _wanted(tokenizer: Any, new_tokens: Sequence[str]) -> tuple[dict[str, list[i
         single = ids if _is_unspaced(token) else ids_after
         entry = tokenizer.convert_ids_to_tokens(single[0]) if len(single) == 1 else None
         known = token if token in as_they_stand else entry if single != [tokenizer.unk_token_id] else None
-        pieces = [number for number in ids if number != tokenizer.unk_token_id]
+        pieces = _known(tokenizer, token, ids)
         same = first_of.setdefault(_normalized(tokenizer, token), token)
         if known is not None:
             left_out[token] = "is in the tokenizer already" + (f", as {known!r}" if known != token else "")
@@ -146,6 +147,17 @@ def _wanted(tokenizer: Any, new_tokens: Sequence[str]) -> tuple[dict[str, list[i
         else:
             wanted[token] = pieces
     return wanted, left_out
+
+
+def _known(tokenizer: Any, token: str, ids: Sequence[int]) -> list[int]:
+    """The pieces of a token that the tokenizer knows; for WordPiece, to which one strange letter hides them all, the
+    known letters; where it knows none, all entries. Empty if the token is nothing to the tokenizer."""
+    pieces = [number for number in ids if number != tokenizer.unk_token_id]
+    if ids and not pieces:
+        of_letters = tokenizer(list(token), add_special_tokens=False)["input_ids"]
+        pieces = [number for of_letter in of_letters for number in of_letter if number != tokenizer.unk_token_id]
+        pieces = pieces or sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
+    return pieces
 
 
 def _ids_after_a_word(tokenizer: Any, tokens: Sequence[str]) -> list[list[int]]:

@@ -90,6 +90,13 @@ def measure(old: ClozeBertForMaskedLM, new: ClozeBertForMaskedLM, documents: Doc
     return WarmStart(new, pseudo_perplexity(old, documents), pseudo_perplexity(new, documents))
 
 
+def check_several(**lists: Any) -> None:
+    """Refuse one text in place of a list of texts: it would be read letter by letter."""
+    for name, value in lists.items():
+        if isinstance(value, str):
+            raise UserError(f"{name}={value[:40]!r} is one text: give a list")
+
+
 def check_masked_lm(model: Any) -> None:
     """Refuse any other model."""
     if isinstance(model, ClozeBertForMaskedLM):

@@ -35,7 +35,7 @@ from ..step import accumulate_gradient, timed_step
 from .memory_and_time import Calibration
 from .time_budget import MOST_TIMED, StepTime, steps_in, time_run, time_steps
 
-_LONG_SECONDS = 3.0  # of a step in `seconds_per_token`, after which no other is timed
+_LONG_SECONDS = 3.0  # of a step in `seconds_per_place`, after which no other is timed
 
 
 def calibrate(
@@ -135,7 +135,8 @@ def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[P
         begun: when the run began, by `time.monotonic`.
 
     Returns:
-        The run, a line for the user, and the seconds of a step, without its update, for each token of one process.
+        The run, a line for the user, and the seconds of a step, without its update, for each place in the rows of one
+        process.
     """
     arguments, given, mixture = run.phases[0].arguments, run.given, run.mixtures[0]
     assert arguments.max_minutes is not None
@@ -150,11 +151,11 @@ def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[P
         f"max_minutes={arguments.max_minutes:g}: time for {counted(steps, 'step')}; a micro-batch took "
         f"{timing.micro_batch:.3g} s and an update {timing.update:.3g} s; setting up took {gone:.0f} s"
     )
-    of_token = timing.micro_batch / (arguments.rows_at_once(processes) * arguments.max_seq_length)
+    of_place = timing.micro_batch / (arguments.rows_at_once(processes) * arguments.max_seq_length)
     if steps >= arguments.num_steps and given.max_steps is None:
-        return arguments, f"{said}; the run needs {arguments.num_steps:,}", of_token
+        return arguments, f"{said}; the run needs {arguments.num_steps:,}", of_place
     try:
-        return (arguments if given.max_steps is not None else given).of_length(steps), said, of_token
+        return (arguments if given.max_steps is not None else given).of_length(steps), said, of_place
     except UserError as error:
         raise UserError(
             f"max_minutes={arguments.max_minutes:g} is enough for {counted(steps, 'step')}, too few: {error}"
@@ -170,8 +171,10 @@ def evaluated_tokens(arguments: PretrainingArguments, mixture: Mixture) -> int:
     return min(tokens, arguments.max_eval_batches * of_batch * len(mixture.validation))
 
 
-def seconds_per_token(setup: PhaseSetup, *, accelerator: Any) -> float:
-    """Seconds of a forward and backward pass for each token of one process, on the run's own rows.
+def seconds_per_place(setup: PhaseSetup, *, accelerator: Any) -> float:
+    """Seconds of a forward and backward pass for each place in the rows of one process, on the run's own rows.
+
+    A row has `max_seq_length` places, and its documents seldom fill all of them.
 
     It has no side effects: no weight changes, and each training step seeds its own random numbers.
     """
@@ -192,7 +195,7 @@ def seconds_per_token(setup: PhaseSetup, *, accelerator: Any) -> float:
         wait_for(device)
         seconds.append(time.perf_counter() - begun)
         setup.optimizer.zero_grad()
-    return mean_over_processes(min(seconds[needed - 1 :]), accelerator) / batch["input_ids"].numel()
+    return mean_over_processes(min(seconds[needed - 1 :]), accelerator) / (rows * arguments.max_seq_length)
 
 
 def _time_and_forget(run: CheckedRun, *, accelerator: Any, seconds: float) -> tuple[StepTime, float]:

@@ -11,8 +11,8 @@ from ..checkpoints.training_state import TrainingState
 from ..phase_setup import PhaseSetup
 from ..reporting.run_facts import epochs_of
 from ..runtime.processes import mean_over_processes
-from .calibration import seconds_per_token
-from .run_length import MOST_EPOCHS, epochs_by_text
+from .calibration import seconds_per_place
+from .run_length import MOST_EPOCHS, epochs_by_text, row_fill
 
 # The share of a plain matmul's speed that training usually reaches. A run that takes less than these hours at that
 # speed is not timed beforehand.
@@ -42,25 +42,33 @@ def what_to_expect(
         phases: of the run; in a dry run, those of the real one.
         given: the run as the user described it, perhaps without a number of steps.
         peak_flops: FLOP/s of plain matmuls, of all processes.
-        measured: seconds of a step for each token of one process, if steps were timed already.
+        measured: seconds of a step for each place of the rows of one process, if steps were timed already.
     """
     lines = []
     if state.step == 0:
         epochs, tokens = epochs_of(setup, phases[0]), setup.corpora.num_tokens
         lines = length_lines(phases[0].arguments, epochs=epochs, tokens=tokens, given=given)
-    sizes = [(phase, phase.arguments.max_seq_length) for phase in phases]
-    tokens = sum(phase.arguments.batch_size.before(phase.num_steps) * length for phase, length in sizes)
+    places, gone = _places(phases, phases[-1].last_step), _places(phases, state.step)
+    fill = row_fill(setup.corpora, max_seq_length=setup.arguments.max_seq_length)
     # Each process measured its own peak. All must take the same branch, as they time steps together below.
-    by_formula = mean_over_processes(tokens * setup.flops_per_token / (_USUAL_SHARE * peak_flops), accelerator)
+    by_formula = mean_over_processes(fill * places * setup.flops_per_token / (_USUAL_SHARE * peak_flops), accelerator)
     if state.step and state.seconds:
-        left = max(0, tokens - state.tokens_seen)
-        seconds, how = left * state.seconds / max(1, state.tokens_seen), "for what is left, at the speed so far"
+        seconds, how = (places - gone) * state.seconds / gone, "for what is left, at the speed so far"
     elif measured is None and by_formula < 3600 * _SHORT_HOURS and not given.dry_run:
         seconds, how = by_formula, "from its FLOPs"
     else:
-        of_one = seconds_per_token(setup, accelerator=accelerator) if measured is None else measured
-        seconds, how = tokens * of_one / accelerator.num_processes, "a training step was timed"
+        of_one = seconds_per_place(setup, accelerator=accelerator) if measured is None else measured
+        seconds, how = places * of_one / accelerator.num_processes, "a training step was timed"
     return lines + hours_lines(seconds / 3600, on_cpu=accelerator.device.type == "cpu", how=how)
+
+
+def _places(phases: Sequence[Phase], step: int) -> int:
+    """The places for tokens in the rows of the steps before `step`."""
+    return sum(
+        phase.arguments.batch_size.before(min(max(step - phase.first_step, 0), phase.num_steps))
+        * phase.arguments.max_seq_length
+        for phase in phases
+    )
 
 
 def length_lines(

@@ -133,6 +133,7 @@ def make_plan(
     sharded: bool = False,
     utilization: float = 0.3,
     document_length: float | None = None,
+    fill: float = 1.0,
     price_per_hour: float | None = None,
     calibration: Calibration | None = None,
 ) -> Plan:
@@ -143,6 +144,7 @@ def make_plan(
         sharded: weights, gradients and optimizer state are spread over the devices (FSDP2).
         utilization: the share of the peak that is reached, if nothing was measured.
         document_length: how far attention reaches, see `attention_length`; None: whole rows.
+        fill: the share of a row's places that holds tokens, see `row_fill`. The memory is that of full rows.
         price_per_hour: of one device.
         calibration: seconds measured on a device of this kind, instead of `utilization`.
 
@@ -164,7 +166,7 @@ def make_plan(
     memory, peak = memory_of(arguments.rows_at_once(num_devices))
     room = device.memory * (1 - _FREE_SHARE) - _FREE_BYTES
     fitting = (size for size in divisors(share) if memory_of(size)[1] <= room)
-    tokens = arguments.tokens_per_step
+    tokens = round(arguments.tokens_per_step * fill)
     forward = forward_flops(
         config,
         tokens=tokens,
@@ -192,7 +194,7 @@ def make_plan(
         # The gradient in float32, to and from every other device (ring all-reduce); nothing for a single device.
         exchanged = 2 * (num_devices - 1) / num_devices * 4 * parameters_of(config)
         seconds = max(seconds, arguments.num_steps * exchanged / device.link)
-    all_tokens = size.before(arguments.num_steps) * arguments.max_seq_length
+    all_tokens = size.before(arguments.num_steps) * arguments.max_seq_length * fill
     return Plan(
         device=device,
         num_devices=num_devices,

@@ -38,6 +38,14 @@ def rows_of_text(corpora: "Mixture", *, max_seq_length: int) -> int:
     return sum(RowIndex(corpus, max_seq_length=max_seq_length).num_rows for corpus in corpora.corpora)
 
 
+def row_fill(corpora: "Mixture", *, max_seq_length: int) -> float:
+    """The share of a row's places that holds tokens, on average: documents seldom fill rows to the last place."""
+    from ...corpus.packing import NUM_SPECIAL_TOKENS
+
+    tokens = corpora.num_tokens + NUM_SPECIAL_TOKENS * corpora.num_documents
+    return min(1.0, tokens / (max_seq_length * max(1, rows_of_text(corpora, max_seq_length=max_seq_length))))
+
+
 def length_by_text(arguments: PretrainingArguments, corpora: "Mixture") -> PretrainingArguments:
     """The run with a number of steps: `max_steps` if it was given, else by `num_train_epochs`, else by the text.
 

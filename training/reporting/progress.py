@@ -71,11 +71,7 @@ class RunLog:
     def record(self, step: int, values: dict[str, Any]) -> None:
         """Write one entry."""
         entry = {"step": step, **values}
-        if self.path is not None:
-            # A folder that was deleted or moved during the run is made anew: what is still to come is kept there.
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
+        self._write(entry)
         self.accelerator.log({key: value for key, value in values.items() if not isinstance(value, str)}, step=step)
         if self.bar.disable:
             self.say(_one_line(entry))
@@ -83,6 +79,19 @@ class RunLog:
             self.bar.set_postfix_str(f"loss {values['loss']:.4f}, {values['tokens_per_second']:,.0f} tokens/s")
         else:
             self.say(_one_line(entry))
+
+    def note(self, step: int, event: str) -> None:
+        """Write an event to the file that has been shown already."""
+        self._write({"step": step, "event": event})
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        if self.path is None:
+            return
+        if not (folder := self.path.parent).is_dir():
+            self.say(f"warning: {folder} was deleted or moved; it is made anew for what is still to come")
+            folder.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
 
     def warn_of_starvation(self, watch: "Stopwatch") -> None:
         """Warn once if batches come too slowly, and only after this has cost some seconds."""

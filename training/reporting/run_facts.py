@@ -80,7 +80,7 @@ def speed(flops: float, *, peak: float) -> dict[str, float]:
     return {"model_flops_per_second": flops, "model_flops_share": flops / peak}
 
 
-def results_of(state: TrainingState, *, num_parameters: int, peak_flops: float) -> dict[str, Any]:
+def results_of(state: TrainingState, *, num_parameters: int) -> dict[str, Any]:
     """The content of all_results.json."""
     evaluation = {key: value for key, value in _evaluation_of(state).items() if key != "step"}
     seconds = max(state.seconds, 1e-9)
@@ -91,7 +91,7 @@ def results_of(state: TrainingState, *, num_parameters: int, peak_flops: float) 
         "tokens_seen": state.tokens_seen,
         "train_runtime": state.seconds,
         "tokens_per_second": state.tokens_seen / seconds,
-        **speed(state.model_flops / seconds, peak=peak_flops),
+        **speed(state.model_flops / seconds, peak=max(state.available_flops, 1.0) / seconds),
         "skipped_steps": state.skipped_steps,
         "parameters": num_parameters,
     }
@@ -113,9 +113,7 @@ def facts_of_run(
     return {
         "name": output_dir.resolve().name,
         "corpus": _by_phase([mixture.facts() for mixture in run.mixtures[:upto]], absent="not used"),
-        "hyperparameters": _by_phase(
-            [_card_values(phase.arguments, run.teacher) for phase in run.phases[:upto]], absent=[]
-        ),  # an empty list is left out of the facts
+        "hyperparameters": _hyperparameters(state, run, upto=upto),
         "recipe": recipe,
         "base_model": run.base_model,
         "steps": state.step,
@@ -141,6 +139,17 @@ def _by_phase(facts: Sequence[dict[str, Any]], *, absent: Any) -> dict[str, Any]
         changed |= {key: absent for key in before if key not in here}
         if changed:
             shown[f"phase {number + 1}"] = changed
+    return shown
+
+
+def _hyperparameters(state: TrainingState, run: CheckedRun, *, upto: int) -> dict[str, Any]:
+    """The arguments of the run's phases, and what they were before a resumption changed them."""
+    values = [_card_values(phase.arguments, run.teacher) for phase in run.phases[:upto]]
+    shown = _by_phase(values, absent=[])  # an empty list is left out of the facts
+    for step, were in state.earlier_arguments.items():
+        used = {name: was for name, was in were.items() if any(name in of_phase for of_phase in values)}
+        if used:
+            shown[f"until step {step}"] = used
     return shown
 
 
