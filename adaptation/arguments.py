@@ -128,8 +128,6 @@ class AdaptationArguments:
     disable_tqdm: bool = flag("show no progress bar", False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.student, int):
-            self.student = str(self.student)  # a number of layers
         read_fields(self)
         self._check_texts()
         if self.replay_share is None:

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..utils.markdown import in_cell
-from ..utils.plurals import counted
+from ..utils.wording import counted, in_cell
 
 _STAGES = {"before": "before", "start": "with the new vocabulary, untrained", "after": "after"}
 _STAGES_OF_A_STUDENT = {"before": "teacher", "start": "student, untrained", "after": "student"}

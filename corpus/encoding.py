@@ -43,9 +43,18 @@ _PIECES_WITH_THEIR_SPACES = re.compile(r"\s*\S+|\s+")
 _RARE_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
-# Thai, Lao, Burmese, Khmer, kana and Chinese characters: written without spaces between words.
+# Scripts written without spaces between words.
 UNSPACED_SCRIPTS = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+    "["
+    "\u0e00-\u0fff"  # Thai, Lao, Tibetan
+    "\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f\u1780-\u17ff\u19e0-\u19ff"  # Burmese, Khmer
+    "\u1950-\u19df\u1a20-\u1aaf\uaa80-\uaadf"  # the scripts of the Tai
+    "\u1b00-\u1b7f\ua980-\ua9df"  # Balinese, Javanese
+    "\u3031-\u3035\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f\U0001aff0-\U0001afff\U0001b000-\U0001b16f"  # kana
+    "\u3100-\u312f\u31a0-\u31bf"  # bopomofo
+    "\u3005-\u3007\u303b\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese characters
+    "\ua000-\ua4cf\U00016fe0-\U00018d8f\U0001b170-\U0001b2ff"  # Yi, Tangut, Khitan, Nushu
+    "]"
 )
 
 

@@ -209,9 +209,8 @@ def _warn_of_deleted(pieces: Counter[str], lowercase: bool) -> None:
     for piece, count in pieces.items():
         total += count * len(piece)
         if not piece.isascii():
-            categories = [
-                unicodedata.category(character) for character in piece if not "\u0300" <= character <= "\u036f"
-            ]
+            taken_apart = unicodedata.normalize("NFD", piece)  # as the normalizer does with `lowercase`
+            categories = [unicodedata.category(letter) for letter in taken_apart if not "\u0300" <= letter <= "\u036f"]
             private += count * categories.count("Co")
             marks += count * categories.count("Mn")
     if private > _DELETED * total:

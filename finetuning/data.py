@@ -12,7 +12,7 @@ from ..corpus.readers.columnar import open_dataset
 from ..corpus.readers.columns import is_number
 from ..corpus.readers.table_file import TableFile
 from ..utils.errors import UserError
-from ..utils.plurals import counted
+from ..utils.wording import counted
 from .arguments import FinetuningArguments, SequenceArguments, TokenArguments
 from .card import HubNames, hub_names
 from .sequence_task import (

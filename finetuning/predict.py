@@ -19,8 +19,8 @@ from ..utils.device import find_device
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import disk_errors, whole_file
 from ..utils.memory import memory_errors
-from ..utils.plurals import counted
 from ..utils.progress_bar import progress_bar, quiet
+from ..utils.wording import counted
 from .arguments import PredictionArguments
 from .data import TASKS
 from .metrics import check_metric_libraries

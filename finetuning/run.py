@@ -22,10 +22,10 @@ from ..utils.files import WriteCard, disk_errors
 from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
 from ..utils.output_folders import remove_written
-from ..utils.plurals import counted
 from ..utils.progress_bar import quiet
 from ..utils.rank import process_rank
 from ..utils.stop_request import StopRequest
+from ..utils.wording import counted
 from .arguments import (
     FINETUNING_FILES,
     FinetuningArguments,

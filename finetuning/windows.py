@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from ..modeling.losses import IGNORED_LABEL
 from ..modeling.packed import Packed
 from ..utils.errors import UserError
-from ..utils.plurals import counted
+from ..utils.wording import counted
 
 
 @dataclass(frozen=True)

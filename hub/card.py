@@ -18,9 +18,8 @@ from typing import Any
 
 from ..utils.errors import MissingFileError, UserError, as_user_errors, first_line, reject_unknown_keys
 from ..utils.files import write_text
-from ..utils.markdown import in_cell
-from ..utils.plurals import counted
 from ..utils.untrusted import read_json_object
+from ..utils.wording import counted, in_cell
 from .natives import NATIVE
 
 CARD_NAME = "README.md"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..utils.errors import UserError
-from ..utils.markdown import in_cell
 from ..utils.progress_bar import quiet
+from ..utils.wording import in_cell
 from .demo_page import EXAMPLES, PAIR
 from .processors import reading_settings, takes_pairs
 

@@ -1,6 +1,7 @@
 """What the card of a model takes from the model that it was made from."""
 
 import os
+import re
 import warnings
 from collections.abc import Collection
 from pathlib import Path
@@ -49,9 +50,10 @@ def card_writer(origin: str | None, kept: Collection[str] | None = None) -> Writ
 
 
 def _name_of(folder: Path) -> str:
-    """The folder's name, without its path, which is private; of a checkpoint with that of its run."""
+    """The folder's name, without its path, which is private; of a run's checkpoint with the run's name."""
     place = folder.resolve()
-    return "/".join(place.parts[-2:]) if place.name.startswith("checkpoint-") else place.name
+    is_checkpoint = re.fullmatch(r"checkpoint-\d+", place.name) and place.parent.name
+    return f"{place.name} of {place.parent.name}" if is_checkpoint else place.name
 
 
 def facts_of_origin(source: str | os.PathLike, folder: Path) -> tuple[str, Card | None, dict[str, Any]]:

@@ -25,8 +25,9 @@ _READ_PADDING = ("convbert", "fnet", "nystromformer", "yoso")
 def fewer_if_eager(model: nn.Module, tokens: int) -> int:
     """How many tokens to pack into a row: a few if the attention is `eager`, which computes all pairs of a row."""
     config = getattr(model, "config", None)
-    is_eager = getattr(config, "_attn_implementation", None) == "eager"
-    return min(tokens, _TOKENS_IF_EAGER) if is_eager and config.model_type == "clozebert" else tokens
+    if config is None or config.model_type != "clozebert" or config._attn_implementation != "eager":
+        return tokens
+    return min(tokens, _TOKENS_IF_EAGER)
 
 
 class PackedView(nn.Module):

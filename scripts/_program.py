@@ -19,7 +19,7 @@ from clozebert.utils.files import write_text
 from clozebert.utils.interrupts import answering_interrupts, is_interrupted
 from clozebert.utils.limits import available_cpus, processor_limit
 from clozebert.utils.output_folders import closed_place
-from clozebert.utils.plurals import counted
+from clozebert.utils.wording import counted
 
 if TYPE_CHECKING:
     from clozebert.corpus.readers.inputs import Reader

@@ -15,7 +15,7 @@ from typing import Any
 from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import MissingFileError, UserError, as_user_errors
-from clozebert.utils.plurals import counted
+from clozebert.utils.wording import counted
 
 
 @dataclasses.dataclass

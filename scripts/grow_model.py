@@ -17,8 +17,8 @@ from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError, check_at_least
 from clozebert.utils.files import disk_errors, whole_files
 from clozebert.utils.output_folders import check_output_dir
-from clozebert.utils.plurals import counted
 from clozebert.utils.tokenizer_files import save_tokenizer
+from clozebert.utils.wording import counted
 
 
 @dataclass

@@ -86,9 +86,9 @@ def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_s
         tokens = sum(
             phase.arguments.batch_size.before(phase.num_steps) * phase.arguments.max_seq_length for phase in phases
         )
-        line = f"steps                 {phases[-1].last_step:>18,} of {tokens / phases[-1].last_step:,.0f} tokens"
+        line = f"steps                 {phases[-1].last_step:>18,} of up to {tokens / phases[-1].last_step:,.0f} tokens"
         if len(phases) == 1:
-            rows = rows_of_text(corpora, max_seq_length=run.max_seq_length)
+            rows = rows_of_text(corpora.corpora, max_seq_length=run.max_seq_length)
             epochs = run.batch_size.before(run.num_steps) / rows
             line += f", {epochs:.1f} times the {corpora.num_tokens:,} tokens of the text"
         print(line)

@@ -19,7 +19,7 @@ from typing import Any
 from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError
-from clozebert.utils.plurals import counted
+from clozebert.utils.wording import counted
 
 _SHOWN_DOCUMENTS, _SHOWN_CHARACTERS = 3, 160
 _MANY_UNKNOWN, _MUCH_HELD_OUT = 0.01, 0.2

@@ -11,7 +11,7 @@ from clozebert.scripts._program import parse, read_file, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError
 from clozebert.utils.output_folders import check_output_dir
-from clozebert.utils.plurals import counted
+from clozebert.utils.wording import counted
 
 if TYPE_CHECKING:
     from clozebert.hub.publishing import Completion, Publication

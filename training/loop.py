@@ -23,7 +23,7 @@ from .checks import check_precision, check_run
 from .evaluation import EvaluationStoppedError, evaluate_mixture
 from .optimizers.state import optimizer_state, whole_weights
 from .phase_setup import PhaseSetup, dry_phase, set_up_phase, settle_buckets
-from .planning.calibration import choose_length, evaluated_tokens
+from .planning.calibration import choose_length, evaluated_places
 from .planning.expectations import what_to_expect
 from .planning.time_budget import FORWARD_SHARE, Deadline, with_lengths
 from .prefetch import ModelInputs
@@ -137,7 +137,7 @@ class Pretraining:
             return []
         uncounted = self.run.phases[0].arguments
         fitting, said, of_place = choose_length(self.run, accelerator=self.accelerator, begun=begun)
-        evaluated = evaluated_tokens(uncounted, self.run.mixtures[0]) / self.accelerator.num_processes
+        evaluated = evaluated_places(uncounted, self.run.mixtures[0]) / self.accelerator.num_processes
         self._deadline = Deadline(
             begun + 60 * given.max_minutes,
             uncounted,

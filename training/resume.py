@@ -9,7 +9,7 @@ import torch
 
 from ..configuration import ClozeBertConfig
 from ..utils.errors import UserError, there_and_here
-from ..utils.files import INCOMPLETE, LOCK_NAME, written_in
+from ..utils.files import INCOMPLETE, written_in
 from ..utils.output_folders import check_output_dir, remove_written
 from .arguments import Phase, PretrainingArguments
 from .checkpoints.damage import find_damage
@@ -58,7 +58,11 @@ def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]
                 f"run would replace that model; give another --output_dir, or --overwrite_output_dir in its place"
             )
         if checkpoint is None and _holds_no_more_than_a_log(output_dir):
-            logger.warning("no checkpoint is in %s yet: the run begins at its first step", output_dir)
+            logger.warning(
+                "no checkpoint is in %s yet: the run begins at its first step; one that branched off from another's "
+                "checkpoint needs --resume_from_checkpoint CHECKPOINT again",
+                output_dir,
+            )
     if not arguments.overwrite_output_dir:
         clear_way(output_dir, step=0 if checkpoint is None else read_state(checkpoint)[0].step)
     return checkpoint
@@ -68,8 +72,7 @@ def _holds_no_more_than_a_log(output_dir: Path) -> bool:
     """Whether a run in this folder was killed before it saved a checkpoint."""
     if not (output_dir / LOG_NAME).is_file():
         return False
-    others = [path.name for path in output_dir.iterdir() if path.name not in (LOG_NAME, LOCK_NAME)]
-    return all(name.startswith(INCOMPLETE) for name in others)
+    return all(path.name.startswith((LOG_NAME, INCOMPLETE)) for path in written_in(output_dir, RUN_FILES))
 
 
 def remove_earlier_run(arguments: PretrainingArguments) -> None:
@@ -129,7 +132,8 @@ def check_resume(checkpoint: Path, state: TrainingState, run: CheckedRun, *, acc
     said += _other_machine(state, accelerator, phase.arguments, run.configs[phase.index])
     here = phase.arguments.decisive()
     if were := {name: was for name, was in state.arguments.items() if name in here and here[name] != was}:
-        state.earlier_arguments[str(step)] = were
+        # What an earlier resumption set at this step was never used.
+        state.earlier_arguments[str(step)] = {**were, **state.earlier_arguments.get(str(step), {})}
     changed = f"resuming with changed settings: {'; '.join(said)}" if said else ""
     if said and accelerator.is_main_process:
         logger.warning(changed)

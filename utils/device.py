@@ -16,7 +16,16 @@ logger = logging.getLogger(__name__)
 
 # Seconds of timed matmuls after which the measurement stops.
 _LONG_ENOUGH = 0.5
-_training = threading.Lock()  # held while a run trains; see `training_modes`
+_training = threading.Lock()  # held while a run trains
+
+
+def _train_anew() -> None:
+    global _training
+    _training = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # what trains in the parent does not train in its child
+    os.register_at_fork(after_in_child=_train_anew)
 
 
 def find_device(*, use_cpu: bool = False) -> torch.device:
@@ -35,13 +44,27 @@ def training_modes(device: torch.device) -> Iterator[None]:
     Within the block, new tensors are float32, gradients are recorded, and there is no autocast.
 
     Raises:
-        UserError: another thread is within such a block.
+        UserError: this process is within such a block already.
     """
-    if not _training.acquire(blocking=False):
+    with _alone():
+        yield from _modes(device)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    lock = _training
+    if not lock.acquire(blocking=False):
         raise UserError(
-            "another thread of this process is training, and both would draw from one generator of random numbers: "
-            "train one after the other, or in processes of their own"
+            "this process is training already, and two runs would draw from one generator of random numbers: train "
+            "one after the other, or each in a process of its own"
         )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _modes(device: torch.device) -> Iterator[None]:
     dtype, caches = torch.get_default_dtype(), torch.is_autocast_cache_enabled()
     enabled = {kind: torch.is_autocast_enabled(kind) for kind in {"cpu", device.type}}
     torch.set_default_dtype(torch.float32)
@@ -60,7 +83,6 @@ def training_modes(device: torch.device) -> Iterator[None]:
         for kind, was in enabled.items():
             torch.set_autocast_enabled(kind, was)
         torch.set_default_dtype(dtype)
-        _training.release()
 
 
 def choose_precision(wanted: str, device: torch.device) -> str:

@@ -1,10 +1,12 @@
 """Values from a recipe, the command line or Python, as the types of their fields."""
 
+import contextlib
 import dataclasses
 import math
 import os
 import types
 import typing
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from .command_line import most_of
@@ -14,49 +16,51 @@ from .errors import UserError, check_choice
 _KINDS: dict[Any, tuple[Any, str]] = {
     dict: (dict, "a list of phases, each of `name: value` entries"),
     bool: (bool, "true or false"),
-    str: ((str, os.PathLike), "text"),
+    str: ((str, os.PathLike, int), "text"),
 }
-
-# Lists of a recipe that a flag can empty, by "" or none.
-_CLEARED = ("corpus", "corpus_weights", "phases", "report_to")
 
 
 def read_fields(arguments: Any) -> None:
     """Read every field of a dataclass as its type: paths as text, NumPy's numbers and numbers in text as numbers.
 
+    "none" and "" empty a list that is empty by default.
+
     Raises:
         UserError: a value does not fit.
     """
     for item in dataclasses.fields(arguments):
-        setattr(arguments, item.name, read_value(item.name, getattr(arguments, item.name), item.type))
+        by_default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
+        value = _read_value(item.name, getattr(arguments, item.name), item.type, may_be_empty=by_default == [])
+        setattr(arguments, item.name, value)
 
 
-def read_value(name: str, value: Any, annotation: Any) -> Any:
-    """A value as the type of its field; YAML reads `1e-3` as a string.
-
-    Raises:
-        ValueError: the value does not fit.
-    """
+def _read_value(name: str, value: Any, annotation: Any, *, may_be_empty: bool = False) -> Any:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if getattr(value, "ndim", None) == 0:  # a number of NumPy
+        value = value.item()
     if origin in (types.UnionType, typing.Union):
         return None if value is None and type(None) in arguments else _read_one_of(name, value, arguments)
     if origin is Literal:
         return _read_choice(name, value, arguments)
     if origin is list:
-        items = list(value) if isinstance(value, (list, tuple)) else [value]
-        if (
-            name in _CLEARED
-            and items in ([None], [""], ["none"])
-            and not (isinstance(value, list) and arguments[0] is dict)
-        ):
-            return []
-        return [read_value(name, item, arguments[0]) for item in items]
+        items = _items(value)
+        is_emptied = items in ([None], [""], ["none"]) and not (isinstance(value, list) and arguments[0] is dict)
+        return [] if is_emptied and may_be_empty else [_read_value(name, item, arguments[0]) for item in items]
     if annotation in (int, float):
         return read_number(name, value, annotation)
     kinds, wanted = _KINDS[annotation]
-    if not isinstance(value, kinds):
+    if not isinstance(value, kinds) or (annotation is str and isinstance(value, bool)):
         raise UserError(f"{name}={value!r} must be {wanted}")
-    return str(value) if annotation is str else value
+    if annotation is str:
+        # An enumeration's text is its value. YAML reads the name 2024 as a number.
+        return str(value) if isinstance(value, int) else str.__str__(os.fspath(value))
+    return value
+
+
+def _items(value: Any) -> list[Any]:
+    """What a list holds, or one value by itself."""
+    is_one = isinstance(value, (str, bytes, os.PathLike, Mapping)) or not isinstance(value, Iterable)
+    return [value] if is_one else list(value)
 
 
 def _read_one_of(name: str, value: Any, annotations: tuple[Any, ...]) -> Any:
@@ -64,7 +68,7 @@ def _read_one_of(name: str, value: Any, annotations: tuple[Any, ...]) -> Any:
     if {int, float} <= set(annotations):
         number = read_number(name, value, float)
         return number if 0 < number < 1 else read_number(name, value, int)
-    return read_value(name, value, next(kind for kind in annotations if kind is not type(None)))
+    return _read_value(name, value, next(kind for kind in annotations if kind is not type(None)))
 
 
 def _read_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
@@ -77,12 +81,15 @@ def _read_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
 def read_number(name: str, value: Any, kind: type) -> int | float:
     """Convert a value from a recipe or a flag to int or float; a `UserError` if it is not a number."""
     try:
-        number = float(value) if not isinstance(value, bool) else math.nan
+        number = float(value) if not isinstance(value, bool) else math.nan  # YAML reads `1e-3` as text
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or (kind is int and number != int(number)):
         raise UserError(f"{name}={value!r} must be a {'whole ' if kind is int else ''}number")
-    exact: int | float = int(value) if kind is int and isinstance(value, int) else kind(number)
+    exact: int | float = kind(number)
+    if kind is int and not isinstance(value, float):
+        with contextlib.suppress(ValueError):  # 1e5
+            exact = int(value)  # every digit counts, as in a seed
     if abs(exact) > most_of(name, kind):
         raise UserError(f"{name}={value!r} is too large: at most {most_of(name, kind)}")
     return exact

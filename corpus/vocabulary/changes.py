@@ -97,7 +97,10 @@ def extend(tokenizer: "PreTrainedTokenizerFast", texts: Iterable[str], count: in
 
     new = _extended(tokenizer, learn)
     if not new.merges:
-        raise UserError(f"extend_vocabulary={count}: nothing in the text occurs twice and is not an entry yet")
+        raise UserError(
+            f"extend_vocabulary={count}: no two pieces of a word occur twice side by side and are not an "
+            "entry yet; a word of one piece, such as each Chinese character for BERT, has nothing to join"
+        )
     return new
 
 

@@ -232,7 +232,7 @@ def test_added_words_are_found_as_before_and_special_tokens_stay_special(algorit
 
 
 def test_what_cannot_be_learned_is_said() -> None:
-    with pytest.raises(UserError, match="extend_vocabulary=3: nothing in the text occurs twice"):
+    with pytest.raises(UserError, match="extend_vocabulary=3: no two pieces of a word occur twice"):
         extend(make_tokenizer("wordpiece"), ["the cat"], 3)
 
 

@@ -67,7 +67,7 @@ def test_every_recipe_with_the_commands_of_the_readme(texts: dict[str, Path], re
     epochs = (
         run.phases[0].arguments.num_steps
         * arguments.global_batch_size
-        / rows_of_text(run.mixtures[0], max_seq_length=arguments.max_seq_length)
+        / rows_of_text(run.mixtures[0].corpora, max_seq_length=arguments.max_seq_length)
     )
     tokens = run.mixtures[0].num_tokens
     assert 0.8 * epochs_by_text(tokens) < epochs <= epochs_by_text(tokens) <= 40
@@ -80,7 +80,7 @@ def test_every_recipe_with_the_commands_of_the_readme(texts: dict[str, Path], re
 
 def test_lengths_that_are_given(texts: dict[str, Path]) -> None:
     mixture = Mixture([str(texts["small"])])
-    rows = rows_of_text(mixture, max_seq_length=128)
+    rows = rows_of_text(mixture.corpora, max_seq_length=128)
 
     def steps(**changes: Any) -> int:
         values = {"corpus": "c", "tokenizer_name": "t", "output_dir": "o", "global_batch_size": 16, **changes}

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from pretraining_helpers import assert_same_bits, model_config, run_forked, run_here, settings
 
-from clozebert.corpus import Corpus
+from clozebert.corpus import Corpus, RowIndex
 from clozebert.training import loop, pretrain
 from clozebert.training.arguments import LENGTHS, PretrainingArguments
 from clozebert.training.checkpoints.folders import list_checkpoints
@@ -51,7 +51,7 @@ def test_another_length_keeps_the_shape_of_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "eval_tokens", "expected"),
+    ("changes", "eval_places", "expected"),
     [
         # 97 of 100 seconds; 4 micro-batches of 0.2 s and an update of 0.17: 0.97 s a step. Never evaluated but at the
         # end, which takes nothing.
@@ -66,10 +66,10 @@ def test_another_length_keeps_the_shape_of_the_run() -> None:
         ({"eval_steps": 0, "initial_global_batch_size": 4, "batch_warmup_steps": 1000}, 0, 170),
     ],
 )  # fmt: skip
-def test_steps_that_fit(changes: dict[str, Any], eval_tokens: int, expected: int) -> None:
+def test_steps_that_fit(changes: dict[str, Any], eval_places: int, expected: int) -> None:
     world_size = changes.pop("world_size", 1)
     run = arguments(global_batch_size=8, per_device_train_batch_size=2, **changes)
-    found = steps_in(100, StepTime(0.2, 0.17), arguments=run, world_size=world_size, eval_tokens=eval_tokens)
+    found = steps_in(100, StepTime(0.2, 0.17), arguments=run, world_size=world_size, eval_places=eval_places)
     assert found == pytest.approx(expected, abs=1)
 
 
@@ -256,7 +256,7 @@ def test_a_flag_for_the_steps_wins_over_the_minutes_of_a_recipe(tmp_path: Path) 
 def test_the_deadline_knows_the_time_of_an_evaluation(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One batch of 32 rows of 40 tokens, forward; a micro-batch of 4 rows takes 0.3 s, forward and backward."""
+    """One batch of at most 32 rows, forward; a micro-batch of 4 rows takes 0.3 s, forward and backward."""
     found: list[float] = []
 
     def note(*places: Any, evaluation: float, **others: Any) -> Deadline:
@@ -268,8 +268,8 @@ def test_the_deadline_knows_the_time_of_an_evaluation(
     monkeypatch.setattr(calibration, "steps_in", lambda *places, **others: 4)
     run_here(prepared, tmp_path / "run", config=write_recipe(tmp_path), max_minutes=9, dry_run=True)
     held_out = Corpus(prepared / "corpus", "validation")
-    tokens = min(32 * 40, held_out.num_tokens + 2 * held_out.num_documents)  # with [CLS] and [SEP]
-    assert found == [pytest.approx(0.1 * tokens / (4 * 40))]
+    rows = min(32, RowIndex(held_out, max_seq_length=40).num_rows)
+    assert found == [pytest.approx(0.1 * rows / 4)]
 
 
 def test_steps_are_timed_at_the_mean_of_a_masking_rate_that_rises(

@@ -12,7 +12,9 @@ checkpoints deleted. Nothing is pickled. There is no state of random generators:
 of (seed, step).
 """
 
+import contextlib
 import logging
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -130,10 +132,12 @@ def clear_way(output_dir: Path, *, step: int) -> None:
         path.rename(aside)
 
 
-def _delete(folder: Path) -> None:
-    """Delete a folder that may be missing; of a link to one, the link. Warn if something of it stays."""
-    if folder.is_symlink():
-        folder.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists():
-        logger.warning("%s cannot be deleted, and takes space: does it belong to another user?", folder)
+def _delete(path: Path) -> None:
+    """Delete a folder or a file, which may be missing; of a link, the link. Warn if something of it stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    if os.path.lexists(path):
+        logger.warning("%s cannot be deleted, and takes space: does it belong to another user?", path)

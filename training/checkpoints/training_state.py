@@ -20,7 +20,7 @@ STATE_FOLDER = "training_state"
 OPTIMIZER_FILE = f"{STATE_FOLDER}/optimizer.safetensors"
 STATE_FILE = f"{STATE_FOLDER}/state.json"
 FORMAT = 2
-# Fields that checkpoints of this format have since 2026-11-28 only.
+# Fields that older checkpoints of this format lack.
 _LATER = {"available_flops", "earlier_arguments"}
 
 

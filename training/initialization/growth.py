@@ -21,7 +21,7 @@ from ...utils.errors import UserError
 from ...utils.input_length import beginning_of
 from ..pseudo_likelihood import Documents
 from .new_tokens import Enlarged, check_new_tokens, fit_to_enlarged
-from .pseudo_perplexity import WarmStart, check_masked_lm, mask_token_of, measure
+from .pseudo_perplexity import WarmStart, check_masked_lm, check_several, mask_token_of, measure
 from .rebuilding import POSITION_TABLE, changed, model_with, take_layers
 
 _Size = int | None

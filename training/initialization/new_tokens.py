@@ -104,7 +104,11 @@ def enlarge(tokenizer: Any, new_tokens: Sequence[str]) -> Enlarged:
     vocabulary = add_words(tokenizer, [token for token in wanted if not _is_unspaced(token)])
     larger: Any = copy.deepcopy(vocabulary.tokenizer)
     after_space = dict(zip(wanted, _ids_after_a_word(larger, list(wanted)), strict=True))
-    entries = [token for token, ids in after_space.items() if len(ids) == 1 and not _is_unspaced(token)]
+    entries = [
+        token
+        for token, ids in after_space.items()
+        if len(ids) == 1 and _without_unknown(larger, ids) and not _is_unspaced(token)
+    ]
     is_entry, vocab = set(entries), larger.get_vocab()
     beside = [token for token in wanted if token not in is_entry]
     # What is an entry as it stands is one for the middle of words. It keeps its row.
@@ -132,11 +136,13 @@ def _wanted(tokenizer: Any, new_tokens: Sequence[str]) -> tuple[dict[str, list[i
     wanted: dict[str, list[int]] = {}
     left_out: dict[str, str] = {}
     first_of: dict[str, str] = {}
+    ordinary = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
     for token, ids, ids_after in zip(tokens, alone, _ids_after_a_word(tokenizer, tokens), strict=True):
         single = ids if _is_unspaced(token) else ids_after
         entry = tokenizer.convert_ids_to_tokens(single[0]) if len(single) == 1 else None
         known = token if token in as_they_stand else entry if single != [tokenizer.unk_token_id] else None
-        pieces = _known(tokenizer, token, ids)
+        # To WordPiece, one strange letter hides a whole word. If all are strange, the token begins as the mean entry.
+        pieces = _without_unknown(tokenizer, ids) or (ids and (_letters(tokenizer, token) or ordinary))
         same = first_of.setdefault(_normalized(tokenizer, token), token)
         if known is not None:
             left_out[token] = "is in the tokenizer already" + (f", as {known!r}" if known != token else "")
@@ -149,15 +155,14 @@ def _wanted(tokenizer: Any, new_tokens: Sequence[str]) -> tuple[dict[str, list[i
     return wanted, left_out
 
 
-def _known(tokenizer: Any, token: str, ids: Sequence[int]) -> list[int]:
-    """The pieces of a token that the tokenizer knows; for WordPiece, to which one strange letter hides them all, the
-    known letters; where it knows none, all entries. Empty if the token is nothing to the tokenizer."""
-    pieces = [number for number in ids if number != tokenizer.unk_token_id]
-    if ids and not pieces:
-        of_letters = tokenizer(list(token), add_special_tokens=False)["input_ids"]
-        pieces = [number for of_letter in of_letters for number in of_letter if number != tokenizer.unk_token_id]
-        pieces = pieces or sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
-    return pieces
+def _without_unknown(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+    return [number for number in ids if number != tokenizer.unk_token_id]
+
+
+def _letters(tokenizer: Any, token: str) -> list[int]:
+    """The ids of those letters of a token that the tokenizer knows."""
+    each = tokenizer(list(token), add_special_tokens=False)["input_ids"]
+    return _without_unknown(tokenizer, [number for ids in each for number in ids])
 
 
 def _ids_after_a_word(tokenizer: Any, tokens: Sequence[str]) -> list[list[int]]:

@@ -14,14 +14,13 @@ from torch.distributed.fsdp import FSDPModule
 
 from ...configuration import ClozeBertConfig
 from ...corpus import Mixture
-from ...corpus.packing import NUM_SPECIAL_TOKENS
 from ...corpus.vocabulary_sample import VocabularySampler
 from ...modeling.packed import Packed
 from ...utils.device import wait_for
 from ...utils.errors import UserError
 from ...utils.memory import peak_memory
-from ...utils.plurals import counted
 from ...utils.progress_bar import progress_bar
+from ...utils.wording import counted
 from ..arguments import PretrainingArguments
 from ..batches import make_stream
 from ..checkpoints.training_state import TrainingState
@@ -33,6 +32,7 @@ from ..runtime.machine import begins_slowly, make_accelerator
 from ..runtime.processes import mean_over_processes
 from ..step import accumulate_gradient, timed_step
 from .memory_and_time import Calibration
+from .run_length import rows_of_text
 from .time_budget import MOST_TIMED, StepTime, steps_in, time_run, time_steps
 
 _LONG_SECONDS = 3.0  # of a step in `seconds_per_place`, after which no other is timed
@@ -145,8 +145,8 @@ def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[P
     seconds = mean_over_processes(60 * arguments.max_minutes, accelerator)
     timing, again = _time_and_forget(run, accelerator=accelerator, seconds=seconds)
     gone = mean_over_processes(time.monotonic() - begun + again, accelerator)
-    evaluated = evaluated_tokens(arguments, mixture) / processes
-    steps = steps_in(seconds - gone, timing, arguments=arguments, world_size=processes, eval_tokens=evaluated)
+    evaluated = evaluated_places(arguments, mixture) / processes
+    steps = steps_in(seconds - gone, timing, arguments=arguments, world_size=processes, eval_places=evaluated)
     said = (
         f"max_minutes={arguments.max_minutes:g}: time for {counted(steps, 'step')}; a micro-batch took "
         f"{timing.micro_batch:.3g} s and an update {timing.update:.3g} s; setting up took {gone:.0f} s"
@@ -162,13 +162,13 @@ def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[P
         ) from None
 
 
-def evaluated_tokens(arguments: PretrainingArguments, mixture: Mixture) -> int:
-    """The tokens of an evaluation, of all processes; without those around the later pieces of long documents."""
-    tokens = sum(split.num_tokens + NUM_SPECIAL_TOKENS * split.num_documents for split in mixture.validation.values())
-    if arguments.max_eval_batches is None:
-        return tokens
-    of_batch = arguments.per_device_eval_batch_size * arguments.max_seq_length
-    return min(tokens, arguments.max_eval_batches * of_batch * len(mixture.validation))
+def evaluated_places(arguments: PretrainingArguments, mixture: Mixture) -> int:
+    """The places for tokens in the rows of an evaluation, of all processes."""
+    length, most = arguments.max_seq_length, arguments.max_eval_batches
+    rows = [rows_of_text([split], max_seq_length=length) for split in mixture.validation.values()]
+    if most is not None:
+        rows = [min(of_split, most * arguments.per_device_eval_batch_size) for of_split in rows]
+    return sum(rows) * length
 
 
 def seconds_per_place(setup: PhaseSetup, *, accelerator: Any) -> float:

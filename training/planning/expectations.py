@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...configuration import load_recipe
-from ...utils.plurals import counted
+from ...utils.wording import counted
 from ..arguments import Phase, PretrainingArguments
 from ..checkpoints.training_state import TrainingState
 from ..phase_setup import PhaseSetup

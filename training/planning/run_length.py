@@ -10,13 +10,14 @@ language already: it takes half as many passes, and 10 at most.
 """
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ...utils.errors import UserError
 from ..arguments import PretrainingArguments
 
 if TYPE_CHECKING:
-    from ...corpus import Mixture
+    from ...corpus import Corpus, Mixture
 
 MOST_EPOCHS = 40
 _MOST_EPOCHS_CONTINUED = 10
@@ -31,19 +32,26 @@ def epochs_by_text(tokens: int, *, continued: bool = False) -> int:
     return max(1, min(MOST_EPOCHS, round(epochs)))
 
 
-def rows_of_text(corpora: "Mixture", *, max_seq_length: int) -> int:
-    """The number of rows that hold every document once."""
+def rows_of_text(corpora: "Iterable[Corpus]", *, max_seq_length: int) -> int:
+    """The number of rows that hold every document of these corpora once."""
     from ...corpus.packing import RowIndex
 
-    return sum(RowIndex(corpus, max_seq_length=max_seq_length).num_rows for corpus in corpora.corpora)
+    return sum(RowIndex(corpus, max_seq_length=max_seq_length).num_rows for corpus in corpora if corpus.num_documents)
 
 
-def row_fill(corpora: "Mixture", *, max_seq_length: int) -> float:
-    """The share of a row's places that holds tokens, on average: documents seldom fill rows to the last place."""
+def row_fill(mixture: "Mixture", *, max_seq_length: int) -> float:
+    """The share of a row's places that holds tokens, on average: documents seldom fill rows to the last place.
+
+    Special tokens around the later pieces of long documents are not counted.
+    """
     from ...corpus.packing import NUM_SPECIAL_TOKENS
 
-    tokens = corpora.num_tokens + NUM_SPECIAL_TOKENS * corpora.num_documents
-    return min(1.0, tokens / (max_seq_length * max(1, rows_of_text(corpora, max_seq_length=max_seq_length))))
+    fills = []
+    for corpus in mixture.corpora:
+        tokens = corpus.num_tokens + NUM_SPECIAL_TOKENS * corpus.num_documents
+        rows = max(1, rows_of_text([corpus], max_seq_length=max_seq_length))
+        fills.append(min(1.0, tokens / (rows * max_seq_length)))
+    return sum(share * fill for share, fill in zip(mixture.shares, fills, strict=True))
 
 
 def length_by_text(arguments: PretrainingArguments, corpora: "Mixture") -> PretrainingArguments:
@@ -59,7 +67,7 @@ def length_by_text(arguments: PretrainingArguments, corpora: "Mixture") -> Pretr
     epochs = arguments.num_train_epochs
     if epochs is None:
         epochs = epochs_by_text(corpora.num_tokens, continued=arguments.model_name_or_path is not None)
-    rows = epochs * rows_of_text(corpora, max_seq_length=arguments.max_seq_length)
+    rows = epochs * rows_of_text(corpora.corpora, max_seq_length=arguments.max_seq_length)
     steps = max(1, int(rows / arguments.global_batch_size))
     try:
         if arguments.initial_global_batch_size is not None:

@@ -75,18 +75,18 @@ def time_run(
 
 
 def steps_in(
-    seconds: float, step: StepTime, *, arguments: PretrainingArguments, world_size: int, eval_tokens: float
+    seconds: float, step: StepTime, *, arguments: PretrainingArguments, world_size: int, eval_places: float
 ) -> int:
     """How many steps of a run, with their evaluations, fit into `seconds`; at least one.
 
     Args:
-        eval_tokens: tokens of one process in each evaluation.
+        eval_places: places for tokens in the rows of one process in each evaluation.
     """
     size, micro_batches = arguments.batch_size, arguments.micro_batches(world_size)
     # While the batch size warms up, steps have fewer micro-batches.
     mean_share = size.before(arguments.num_steps) / size.rows / arguments.num_steps
-    tokens = arguments.tokens_per_step / world_size / micro_batches
-    evaluation = step.micro_batch * FORWARD_SHARE * eval_tokens / tokens
+    places = arguments.tokens_per_step / world_size / micro_batches
+    evaluation = step.micro_batch * FORWARD_SHARE * eval_places / places
     of_step = mean_share * micro_batches * step.micro_batch + step.update
     left = seconds * (1 - _RESERVE)
     # Evaluations are every `eval_steps` or, in a short run, two; see PretrainingArguments.of_length.

@@ -81,7 +81,7 @@ class RunLog:
             self.say(_one_line(entry))
 
     def note(self, step: int, event: str) -> None:
-        """Write an event to the file that has been shown already."""
+        """Write an event to the file, which has been shown already."""
         self._write({"step": step, "event": event})
 
     def _write(self, entry: dict[str, Any]) -> None:

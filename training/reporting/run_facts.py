@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...utils.plurals import counted
+from ...utils.wording import counted
 from ..arguments import Phase, PretrainingArguments
 from ..checkpoints.training_state import TrainingState
 from ..checks import CheckedRun
