@@ -1,6 +1,7 @@
 """Trained tokenizers: loadable, lossless where they promise to be, the same every time."""
 
 import random
+import unicodedata
 import warnings
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,34 @@ def test_wordpiece_warns_of_words_that_it_cannot_split() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train_tokenizer([" ".join([*clauses[:30], "x" * 100])], algorithm="wordpiece", vocab_size=200)
+
+
+DELETED = [
+    ("\ue001\ue002 word word", True, r"20\.0% of the characters are for private use .*--algorithm bpe"),
+    ("\ue001\ue002 word word", False, r"20\.0% of the characters are for private use"),
+    (
+        "\u0e01\u0e34\u0e19 \u0e14\u0e37\u0e48\u0e21",
+        True,
+        r"42\.9% of the characters are marks other than accents, .*--lowercase",
+    ),
+    ("\u304b\u304c\u304e\u3050", True, r"75\.0% of the characters are marks other than accents"),
+]
+
+
+@pytest.mark.parametrize(("text", "lowercase", "message"), DELETED)
+def test_wordpiece_warns_of_characters_that_it_deletes(text: str, lowercase: bool, message: str) -> None:
+    """The share is of the characters that are not spaces; a voiced kana is a letter and a mark to the normalizer."""
+    with pytest.warns(UserWarning, match=message):
+        tokenizer = train_tokenizer([text], algorithm="wordpiece", vocab_size=200, lowercase=lowercase)
+    normalized = tokenizer.backend_tokenizer.normalizer.normalize_str(text)
+    assert len(normalized.replace(" ", "")) < len(unicodedata.normalize("NFD", text).replace(" ", ""))
+
+
+@pytest.mark.parametrize(("text", "lowercase"), [("caf\u00e9 na\u00efve \ud55c\uad6d", True), (DELETED[2][0], False)])
+def test_accents_and_what_stays_are_no_reason_to_warn(text: str, lowercase: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train_tokenizer([text], algorithm="wordpiece", vocab_size=200, lowercase=lowercase)
 
 
 def test_wordpiece_knows_nearly_all_characters_of_a_text_that_has_thousands() -> None:

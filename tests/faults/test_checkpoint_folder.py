@@ -22,6 +22,7 @@ from clozebert.training import PretrainingArguments, loop, pretrain
 from clozebert.training.checkpoints import folders
 from clozebert.training.checkpoints.damage import find_damage
 from clozebert.training.step import update_weights
+from clozebert.utils import locks
 from clozebert.utils.errors import UserError
 from clozebert.utils.locks import lock_folder
 
@@ -170,6 +171,17 @@ def test_a_folder_that_cannot_be_locked_is_a_persons_error(tmp_path: Path, monke
     without_locks(monkeypatch, errno.ENOLCK)
     with pytest.raises(UserError, match=r"output_dir=.* cannot be locked \(.*\): give a folder on a file system with"):
         lock_folder(tmp_path / "run")
+
+
+def test_a_lock_of_another_user_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*places: Any, **options: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / ".lock"))
+
+    monkeypatch.setattr(locks.FileLock, "acquire", refuse)
+    with pytest.raises(
+        UserError, match=r"output_dir=.*: \.lock in it belongs to another user: delete it, if no run of"
+    ):
+        lock_folder(tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_a_persons_error() -> None:

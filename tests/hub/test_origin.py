@@ -22,6 +22,10 @@ def test_a_card_keeps_the_licence_of_the_model_that_training_goes_on_from(tmp_pa
     assert all(kept in card for kept in ("license: cc-by-4.0", "language: en", "- law"))
     assert "It began from `books`. Training took 7 optimizer steps." in card
     assert "Reads books." not in card  # that was another model
+    begun.rename(tmp_path / "checkpoint-30")
+    card_writer(str(tmp_path / "checkpoint-30"))(run, {"name": "run"})
+    assert f"It began from `checkpoint-30 of {tmp_path.name}`." in (run / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "checkpoint-30").rename(begun)
     card_writer(str(begun), OF_AN_ENCODER)(run, {"name": "tagger"})
     card = (run / "README.md").read_text(encoding="utf-8")
     assert all(kept in card for kept in ("license: cc-by-4.0", "language: en", "It began from `books`."))

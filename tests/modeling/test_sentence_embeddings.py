@@ -21,6 +21,7 @@ from transformers import (
 
 from clozebert import ClozeBertForMaskedLM, ClozeBertModel, encode, encode_ids
 from clozebert.modeling.packed import Packed
+from clozebert.modeling.packed_view import fewer_if_eager
 
 LENGTHS = [3, 17, 1, 9, 17, 2, 24, 5]
 
@@ -212,3 +213,18 @@ def test_padding_counts_as_tokens_of_a_batch(sequences):
 def test_a_model_with_a_head_is_refused(sequences):
     with pytest.raises(ValueError, match="the model has a head"):
         encode_ids(build(ClozeBertForMaskedLM, tiny_config()), sequences)
+
+
+def test_eager_attention_packs_few_tokens_into_a_row(sequences, alone):
+    """It computes all pairs of a row: at 4,096 tokens a row, a call took ten times as long."""
+    model = build(ClozeBertModel, tiny_config(classifier_pooling="mean", attn_implementation="eager"))
+    assert fewer_if_eager(model, 4096) == 512
+    assert fewer_if_eager(model, 30) == 30
+    rows = []
+    model.embeddings.register_forward_hook(lambda _, __, states: rows.append(states.shape[-2]))
+    for x, wanted in zip(encode_ids(model, sequences * 40, pooling=None), alone * 40, strict=True):
+        assert relative_error(x, wanted) <= 1e-12
+    assert sum(map(len, sequences * 40)) > 1024
+    assert max(rows) <= 512
+    model.set_attn_implementation("sdpa")
+    assert fewer_if_eager(model, 4096) == 4096

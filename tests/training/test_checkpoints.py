@@ -1,5 +1,6 @@
 """A checkpoint is there whole, or not at all."""
 
+import hashlib
 import json
 import logging
 from pathlib import Path
@@ -9,9 +10,11 @@ import torch
 from safetensors.torch import save_file
 
 from clozebert import ClozeBertConfig
+from clozebert.training.checkpoints import folders
 from clozebert.training.checkpoints.damage import find_damage
 from clozebert.training.checkpoints.folders import clear_way, commit_checkpoint, list_checkpoints, newest_valid
 from clozebert.training.checkpoints.training_state import TrainingState, read_training_state
+from clozebert.training.reporting.run_facts import results_of
 
 
 def commit(output_dir: Path, step: int, *, keep: int | None = None) -> Path:
@@ -120,6 +123,59 @@ def test_later_checkpoints_of_another_future_are_refused(tmp_path: Path) -> None
         commit(tmp_path, step)
     with pytest.raises(ValueError, match="holds checkpoint-6, later than step 3"):
         clear_way(tmp_path, step=3)
+
+
+def test_what_an_interrupted_program_left_is_deleted_and_what_a_link_names_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "else" / "where").mkdir(parents=True)
+    run = tmp_path / "run"
+    (run / ".incomplete-folder" / "sub").mkdir(parents=True)
+    (run / ".incomplete-file").touch()
+    (run / ".incomplete-link").symlink_to(tmp_path / "else")
+    for step in (1, 2):
+        commit(run, step)
+    (run / "checkpoint-1").rename(tmp_path / "else" / "checkpoint-1")
+    (run / "checkpoint-1").symlink_to(tmp_path / "else" / "checkpoint-1")
+    clear_way(run, step=2)
+    commit(run, 3, keep=1)
+    assert names(run) == ["checkpoint-3", "latest"]
+    assert names(tmp_path / "else") == ["checkpoint-1", "where"]
+    assert find_damage(tmp_path / "else" / "checkpoint-1") is None
+    assert not caplog.records
+
+
+def test_what_cannot_be_deleted_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if another user's."""
+    (tmp_path / ".incomplete-folder").mkdir()
+    monkeypatch.setattr(folders.shutil, "rmtree", lambda *places, **options: None)
+    clear_way(tmp_path, step=0)
+    assert f"{tmp_path / '.incomplete-folder'} cannot be deleted, and takes space" in caplog.text
+
+
+def test_the_speed_of_a_run_is_a_share_of_the_machines_that_each_step_ran_on() -> None:
+    """Ten seconds on one machine, and ten on another that is three times as fast; both used at a half."""
+    state = TrainingState(step=0)
+    for seconds, peak in ((4.0, 100.0), (6.0, 100.0), (10.0, 300.0)):
+        state.count_seconds(seconds, peak_flops=peak)
+        state.model_flops += seconds * peak / 2
+    assert results_of(state, num_parameters=1)["model_flops_share"] == pytest.approx(0.5)
+    # A state of before knows its seconds only.
+    before = TrainingState(step=0, seconds=10.0, model_flops=500.0)
+    before.count_seconds(2.0, peak_flops=100.0)
+    assert (before.seconds, before.available_flops) == (12.0, 1200.0)
+
+
+def test_a_state_without_the_newest_fields_is_read(tmp_path: Path) -> None:
+    checkpoint = commit(tmp_path, 3)
+    path = checkpoint / "training_state" / "state.json"
+    content = json.loads(path.read_text())
+    del content["available_flops"], content["earlier_arguments"], content["sha256"]
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps({**content, "sha256": digest}))
+    assert read_training_state(checkpoint)[0].earlier_arguments == {}
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:

@@ -106,6 +106,45 @@ def test_a_run_that_branches_off_saves_before_its_first_step(prepared: Path, tmp
     assert_same_bits(tmp_path / "a", tmp_path / "b", step=6)
 
 
+def test_a_branch_that_was_killed_before_its_first_checkpoint_begins_again(
+    prepared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = {"max_steps": 8, "save_steps": 4, "logging_steps": 1}
+    run_here(prepared, tmp_path / "a", **run)
+    begin = {**run, "resume_from_checkpoint": tmp_path / "a" / "checkpoint-4"}
+    assert run_forked(prepared, tmp_path / "b", die_at=4, **begin) == [-9]
+    assert not list((tmp_path / "b").glob("checkpoint-*"))
+    assert (tmp_path / "b" / "training_log.jsonl").exists()
+    run_here(prepared, tmp_path / "b", **begin)
+    assert log_of(tmp_path / "b") == log_of(tmp_path / "a")[4:]
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
+    assert weights[0] == weights[1]
+    # What holds a checkpoint is continued, not begun again.
+    with pytest.raises(UserError, match="is not empty"):
+        run_here(prepared, tmp_path / "b", **begin)
+    assert run_forked(prepared, tmp_path / "c", die_at=4, **begin) == [-9]
+    run_here(prepared, tmp_path / "c", **{**run, "resume_from_checkpoint": "latest"})
+    assert "begins at its first step; one that branched off" in caplog.text
+    assert log_of(tmp_path / "c") == log_of(tmp_path / "a")
+
+
+def test_what_a_resumption_changed_is_in_the_log_and_on_the_card(prepared: Path, tmp_path: Path) -> None:
+    """Twice at one step: nothing was trained with what was set first."""
+    run = {"max_steps": 6, "save_steps": 3, "logging_steps": 1}
+    run_here(prepared, tmp_path / "a", **run, learning_rate=4e-3)
+    begin = {**run, "resume_from_checkpoint": tmp_path / "a" / "checkpoint-3", "learning_rate": 3e-3}
+    assert run_forked(prepared, tmp_path / "b", die_at=1, how=signal.SIGTERM, **begin) == [128 + 15]
+    run_here(prepared, tmp_path / "b", **{**begin, "resume_from_checkpoint": "latest", "learning_rate": 2e-3})
+    state, _ = read_training_state(tmp_path / "b" / "checkpoint-6")
+    assert state.earlier_arguments == {"3": {"learning_rate": 4e-3}}
+    (event,) = [entry for entry in log_of(tmp_path / "b") if str(entry.get("event")).startswith("resuming")]
+    assert event["step"] == 4
+    assert "learning_rate" in event["event"]
+    card = (tmp_path / "b" / "README.md").read_text()
+    assert "| until step 3.learning_rate | 0.004 |" in card
+    assert "| learning_rate | 0.002 |" in card
+
+
 def test_a_finished_run_that_goes_on_keeps_its_last_evaluation(prepared: Path, tmp_path: Path) -> None:
     for steps in (7, 10):
         run = {"max_steps": steps, "save_steps": 5, "eval_steps": 5, "resume_from_checkpoint": "latest"}

@@ -22,9 +22,23 @@ from clozebert.training.checkpoints.training_state import read_training_state
 from clozebert.training.checks import check_run
 from clozebert.training.initialization.initial_model import padded_vocabulary
 from clozebert.training.planning.expectations import hours_lines, length_lines
-from clozebert.training.planning.run_length import epochs_by_text, length_by_text, rows_of_text
+from clozebert.training.planning.run_length import epochs_by_text, length_by_text, row_fill, rows_of_text
 from clozebert.training.run_settings import make_config, read_flag, split_settings, suit_continuing
 from clozebert.utils.errors import UserError
+
+
+def test_the_fill_of_rows_is_weighted_as_the_corpora_are(tmp_path: Path) -> None:
+    """In rows of 40, documents of 38 tokens fill all, and those of 23 leave 15 places free."""
+    tokenizer = make_tokenizer(50)
+    for name, length in (("full", 38), ("short", 23)):
+        writer = ShardWriter(tmp_path / name / "train", vocab_size=64)
+        for _ in range(40):
+            writer.append(np.full(length, 9), np.ones(length, dtype=bool))
+        writer.close({"tokenizer": tokenizer_facts(tokenizer)})
+    places = [str(tmp_path / name) for name in ("full", "short")]
+    for weights in ([1, 3], [3, 1]):
+        fill = row_fill(Mixture(places, weights), max_seq_length=40)
+        assert fill == pytest.approx((weights[0] * 1 + weights[1] * 25 / 40) / 4)
 
 
 def test_more_text_is_seen_less_often_but_gives_a_longer_run() -> None:

@@ -217,6 +217,21 @@ def test_a_disk_that_takes_no_more_is_a_persons_error(error: Exception, message:
         raise KeyError
 
 
+def test_the_way_out_of_the_caller_replaces_a_general_one_and_no_other() -> None:
+    for outer, inner, way_out in (
+        ("go on", None, "go on"),
+        ("go on", "ask", "ask"),
+        (None, "ask", "ask"),
+        (None, None, "free some space, or give another folder"),
+    ):
+        with (
+            pytest.raises(UserFileError, match=f"^here cannot be written .*: {way_out}$"),
+            disk_errors(Path("else"), way_out=outer),
+            disk_errors(Path("here"), way_out=inner),
+        ):
+            raise OSError(errno.ENOSPC, "x")
+
+
 def test_an_error_beside_a_folder_that_never_was_there_is_no_lost_folder(tmp_path: Path) -> None:
     """As on a second machine, where only the first one's main process writes."""
     with pytest.raises(KeyError), folder_stays(tmp_path / "run", way_out="start anew"):
