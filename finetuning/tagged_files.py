@@ -330,7 +330,10 @@ def _checked_span(span: Any, text: str, where: str) -> tuple[int, int, str]:
     if start >= end:
         raise UserError(f"{where}: span {start}-{end} is empty: its end is behind its last character")
     if not 0 <= start < end <= len(text):
-        raise UserError(f"{where}: span {start}-{end} lies outside its text of {len(text)} characters")
+        # As JavaScript counts, a character beyond U+FFFF, such as an emoji, is two.
+        is_utf_16 = 0 <= start < end <= len(text.encode("utf-16-le", "surrogatepass")) // 2
+        hint = "; count Unicode characters, not UTF-16 units" if is_utf_16 else ""
+        raise UserError(f"{where}: span {start}-{end} lies outside its text of {len(text)} characters{hint}")
     return start, end, label.strip()
 
 
@@ -441,7 +444,8 @@ def _kind_of(character: str) -> str:
         return "mark"
     if _is_unspaced_letter(character):
         return "sign"
-    return "word" if category[0] in "LN" or character == "_" else "sign"
+    is_letter = category[0] in "LN" or category == "Co"  # for private use, as the letters of medieval fonts are
+    return "word" if is_letter or character == "_" else "sign"
 
 
 def _is_unspaced_letter(character: str) -> bool:

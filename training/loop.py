@@ -442,6 +442,7 @@ class Pretraining:
             saved, tensors = read_training_state(checkpoint)
             self.state.scaler = saved.scaler  # the rest of the state is in memory
         index = self.setup.phase.index + 1
+        self.state.finished_phases[str(index - 1)] = self.setup.arguments.decisive()
         self.setup.loader.close()
         del self.setup  # frees its model and optimizer before the next ones are made
         self.accelerator.free_memory()

@@ -130,6 +130,7 @@ def check_resume(checkpoint: Path, state: TrainingState, run: CheckedRun, *, acc
         )
     said += _other_content("validation", state.validation_fingerprint, mixture.validation_fingerprint)
     said += _other_machine(state, accelerator, phase.arguments, run.configs[phase.index])
+    said += _of_finished_phases(state, run)
     here = phase.arguments.decisive()
     if were := {name: was for name, was in state.arguments.items() if name in here and here[name] != was}:
         # What an earlier resumption set at this step was never used.
@@ -146,6 +147,14 @@ def _other_phase(state: TrainingState, phase: Phase) -> list[str]:
     return [
         f"step {state.step} in phase {state.phase + 1} from step {state.first_step} there, in phase "
         f"{phase.index + 1} from step {phase.first_step} here"
+    ]
+
+
+def _of_finished_phases(state: TrainingState, run: CheckedRun) -> list[str]:
+    return [
+        f"{change} (no effect: phase {phase.index + 1} is finished)"
+        for phase in run.phases
+        for change in there_and_here(state.finished_phases.get(str(phase.index), {}), phase.arguments.decisive())
     ]
 
 

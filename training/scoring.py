@@ -164,8 +164,9 @@ def score_minimal_pairs(
         report: called with (tokens scored, tokens in all).
 
     Returns:
-        blimp_accuracy (the mean over paradigms, as BLiMP reports it), blimp_pairs, and blimp_paradigms: by name, the
-        accuracy, the number of pairs and the share of tokens that are unknown to the tokenizer.
+        blimp_accuracy (the mean over paradigms, as BLiMP reports it), blimp_pairs, blimp_same_tokens, and
+        blimp_paradigms: by name, the accuracy, the number of pairs, that of pairs whose sentences are the same tokens,
+        which no model could tell apart, and the share of tokens that are unknown to the tokenizer.
     """
     sentences = _sentences_of(paradigms)
     documents = tokenizer(sentences, add_special_tokens=True)["input_ids"]
@@ -182,6 +183,7 @@ def score_minimal_pairs(
         return {
             "accuracy": sum(pll[good] > pll[bad] for good, bad in pairs) / len(pairs),
             "pairs": len(pairs),
+            "same_tokens": sum(ids_of[good] == ids_of[bad] for good, bad in pairs),
             "unknown_share": tokens.count(tokenizer.unk_token_id) / len(tokens),
         }
 
@@ -189,6 +191,7 @@ def score_minimal_pairs(
     return {
         "blimp_accuracy": sum(result["accuracy"] for result in results.values()) / len(results),
         "blimp_pairs": sum(map(len, paradigms.values())),
+        "blimp_same_tokens": sum(result["same_tokens"] for result in results.values()),
         "blimp_paradigms": results,
     }
 

@@ -54,7 +54,11 @@ def _wrap() -> tuple[Any, Any]:
 
 
 def _unwrap(before: tuple[Any, Any]) -> None:
-    sys.stdout, sys.stderr = before
+    # What another program has put in their place meanwhile stays.
+    if isinstance(sys.stdout, _Outliving):
+        sys.stdout = before[0]
+    if isinstance(sys.stderr, _Outliving):
+        sys.stderr = before[1]
 
 
 _STREAMS = Switch(_wrap, _unwrap)

@@ -125,6 +125,16 @@ def test_scripts_without_spaces_have_a_word_at_each_token(encoders: dict[str, En
         assert sum(starts[before:]) >= 3
 
 
+@pytest.mark.parametrize(
+    "letters", ["\u0f40\u0f41\u0f42", "\ua997\ua9ae\ua9af", "\uff76\uff77\uff78", "\ua000\ua001\ua002"]
+)
+def test_each_letter_of_tibetan_javanese_yi_and_narrow_kana_begins_a_word(
+    encoders: dict[str, Encoder], letters: str
+) -> None:
+    _, starts = encode(encoders["bpe"], f"the{letters}")
+    assert sum(starts) == 4
+
+
 def test_where_the_tokenizer_does_not_split_words_begin_at_spaces(
     tokenizers: dict[str, PreTrainedTokenizerFast],
 ) -> None:

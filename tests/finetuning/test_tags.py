@@ -265,7 +265,11 @@ def test_an_entity_goes_on_behind_a_word_without_a_tag(scheme: str) -> None:
         ({"tokens": ["a", "b"], "tags": ["O"]}, "row 2: 2 tokens but 1 tags"),
         ({"tokens": ["a"], "tags": [b"O"]}, "row 2: tags holds b'O'; give each word one tag"),
         ({"text": " ", "spans": []}, "row 2: the text is empty"),
-        ({"text": "a", "spans": [{"start": 0, "end": 9, "label": "X"}]}, "row 2: span 0-9 lies outside"),
+        ({"text": "a", "spans": [{"start": 0, "end": 9, "label": "X"}]}, r"row 2: span 0-9 lies .* of 1 characters$"),
+        (
+            {"text": "\U0001f600 a", "spans": [{"start": 3, "end": 4, "label": "X"}]},
+            "row 2: span 3-4 lies outside its text of 3 characters; count Unicode characters, not UTF-16 units",
+        ),
     ],
 )
 def test_a_table_without_lines_is_counted_in_rows(values: dict[str, object], message: str) -> None:
@@ -320,6 +324,12 @@ def test_words_of_several_scripts() -> None:
     assert words("한국어 문장") == ["한국어", "문장"]
     assert words("サーバーAWS人々ABC") == ["サ", "ー", "バ", "ー", "AWS", "人", "々", "ABC"]
     assert words("ที่นี่") == ["ที่", "นี่"]
+    # Tibetan with its sign between syllables, Javanese, half-width kana
+    assert words("བོད་ཡིག") == ["བོ", "ད", "་", "ཡི", "ག"]
+    assert words("\ua997\ua9ae") == ["\ua997", "\ua9ae"]
+    assert words("\uff76\uff9e\uff72\uff84\uff9e") == ["\uff76", "\uff9e", "\uff72", "\uff84", "\uff9e"]
+    # Letters for private use, as those of medieval fonts
+    assert words("qu\ue8bfd dicit") == ["qu\ue8bfd", "dicit"]
     # A sign keeps its marks, joiners and skin tones, and a letter behind them begins a word.
     assert words("❤\ufe0fParis 👩\u200d👩\u200d👧 👍🏽ok") == ["❤\ufe0f", "Paris", "👩\u200d👩\u200d👧", "👍🏽", "ok"]
 

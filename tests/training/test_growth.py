@@ -11,6 +11,7 @@ from clozebert import ClozeBertConfig, ClozeBertForMaskedLM, ClozeBertModel
 from clozebert.corpus.tokenizer import train_tokenizer
 from clozebert.hub import to_native
 from clozebert.training import add_tokens, extend_positions, grow_depth, grow_width, pseudo_perplexity
+from clozebert.training.initialization.growth import grow
 from clozebert.training.initialization.new_tokens import enlarge
 from clozebert.utils.errors import UserError
 
@@ -79,6 +80,29 @@ def test_pseudo_perplexity_needs_a_mask_token_and_text():
         pseudo_perplexity(make(mask_token_id=None), DOCUMENTS)
     with pytest.raises(ValueError, match="no token that could be masked"):
         pseudo_perplexity(make(), [[2, 3]])
+    with pytest.raises(ValueError, match="documents holds text: give token ids"):
+        pseudo_perplexity(make(), ["a text"])
+
+
+def test_documents_may_come_one_after_another():
+    documents = [[2, 5, 6, 3], [2, 7, 3]]
+    wanted = grow_depth(make(), num_hidden_layers=3, documents=documents)
+    found = grow_depth(make(), num_hidden_layers=3, documents=(document for document in documents))
+    assert (found.before, found.after) == (wanted.before, wanted.after)
+
+
+def test_a_larger_model_keeps_the_attention_and_the_mode_and_trains_all_it_has(tokenizer):
+    model = make(vocab_size=len(tokenizer)).train()
+    model.set_attn_implementation("eager")
+    model.model.requires_grad_(False)
+    steps = grow(
+        model, tokenizer, texts=["face"], new_tokens=["face"], hidden_size=36, num_attention_heads=6,
+        num_hidden_layers=3, max_position_embeddings=40,
+    )  # fmt: skip
+    for _, found in steps:
+        assert found.model.config._attn_implementation == "eager"
+        assert found.model.training
+        assert all(parameter.requires_grad for parameter in found.model.parameters())
 
 
 @pytest.fixture

@@ -104,6 +104,20 @@ def test_each_phase_has_its_own_batches_rate_and_model(prepared: Path, more: Pat
     assert mixed["eval_loss"] == pytest.approx(0.75 * mixed["eval_loss_corpus"] + 0.25 * mixed["eval_loss_more"])
 
 
+def test_a_finished_phase_keeps_its_values_on_the_card(
+    prepared: Path, more: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    """The second phase has a rate of its own, so a new one is for the first phase, which is over, and the third."""
+    run = {**three_phases(more), "learning_rate": 7e-3, "resume_from_checkpoint": undisturbed / "checkpoint-12"}
+    run_here(prepared, tmp_path / "run", **run)
+    (event,) = [entry["event"] for entry in log_of(tmp_path / "run") if "event" in entry]
+    before = settings(prepared)["learning_rate"]
+    assert f"learning_rate={before!r} there, learning_rate=0.007 here (no effect: phase 1 is finished)" in event
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert f"| learning_rate | {before} |" in card
+    assert "| phase 2.learning_rate | 0.001 |" in card
+
+
 @pytest.mark.parametrize(
     ("batches", "newest"),
     # Micro-batches of four rows: 1, 1, 1, 2 and from then on 2 in each step of the first phase (14 in all), then 1.

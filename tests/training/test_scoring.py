@@ -219,11 +219,14 @@ def test_minimal_pairs_by_a_table(tmp_path: Path) -> None:
     assert list(paradigms) == ["one", "named"]
     results = score_minimal_pairs(model, tokenizer, paradigms)
     assert results["blimp_pairs"] == 4
-    assert results["blimp_paradigms"]["one"] == {"accuracy": 2 / 3, "pairs": 3, "unknown_share": 0.0}
-    assert results["blimp_paradigms"]["named"] == {"accuracy": 1.0, "pairs": 1, "unknown_share": 1 / 6}
+    one = {"accuracy": 2 / 3, "pairs": 3, "same_tokens": 0, "unknown_share": 0.0}
+    named = {"accuracy": 1.0, "pairs": 1, "same_tokens": 0, "unknown_share": 1 / 6}
+    assert results["blimp_paradigms"] == {"one": one, "named": named}
     assert results["blimp_accuracy"] == pytest.approx((2 / 3 + 1) / 2)
     same = read_minimal_pairs([write_pairs(tmp_path / "same.jsonl", [("w5", "w5")])])
     assert score_minimal_pairs(model, tokenizer, same)["blimp_accuracy"] == 0, "a tie is no preference"
+    unknown = read_minimal_pairs([write_pairs(tmp_path / "unknown.jsonl", [("w5 zebra", "w5 zebras"), ("w5", "w6")])])
+    assert score_minimal_pairs(model, tokenizer, unknown)["blimp_same_tokens"] == 1
     with pytest.raises(ValueError, match="a sentence has 3 tokens, more than 2"):
         check_lengths(tokenizer, paradigms, longest=2)
 

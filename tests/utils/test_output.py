@@ -1,3 +1,4 @@
+import io
 import os
 import subprocess
 import sys
@@ -41,6 +42,14 @@ def test_other_errors_of_the_output_are_errors(monkeypatch):
             print("a", flush=True)
         with pytest.raises(OSError, match="No space left"):
             full.close()
+
+
+def test_what_another_program_puts_in_their_place_stays(monkeypatch):
+    other = io.StringIO()
+    with monkeypatch.context() as patch:
+        with outliving_readers():
+            patch.setattr(sys, "stdout", other)
+        assert sys.stdout is other
 
 
 def test_the_streams_come_back(capsys):

@@ -21,7 +21,7 @@ OPTIMIZER_FILE = f"{STATE_FOLDER}/optimizer.safetensors"
 STATE_FILE = f"{STATE_FOLDER}/state.json"
 FORMAT = 2
 # Fields that older checkpoints of this format lack.
-_LATER = {"available_flops", "earlier_arguments"}
+_LATER = {"available_flops", "earlier_arguments", "finished_phases"}
 
 
 class DamageError(UserError):
@@ -45,6 +45,7 @@ class TrainingState:
         model_flops: FLOPs of the model so far, without recomputation.
         available_flops: those that plain matmuls would have done in these seconds, on the machines of each step.
         earlier_arguments: what the arguments were before a resumption changed them, by the step of that resumption.
+        finished_phases: the arguments of earlier phases by their index, as `arguments` holds those of this one.
         corpus_fingerprint: which corpora the batches come from.
         phase, first_step: which phase of the run this is, and how many steps came before it.
         threads, world_size, precision: bitwise equality is promised only if these and `micro_batch_rows` stay the same.
@@ -64,6 +65,7 @@ class TrainingState:
     model_flops: float = 0.0
     available_flops: float = 0.0
     earlier_arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    finished_phases: dict[str, dict[str, Any]] = field(default_factory=dict)
     evaluation: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
     corpus_fingerprint: str = ""

@@ -22,7 +22,7 @@ from ...utils.input_length import beginning_of
 from ..pseudo_likelihood import Documents
 from .new_tokens import Enlarged, check_new_tokens, fit_to_enlarged
 from .pseudo_perplexity import WarmStart, check_masked_lm, check_several, mask_token_of, measure
-from .rebuilding import POSITION_TABLE, changed, model_with, take_layers
+from .rebuilding import POSITION_TABLE, changed, model_like, take_layers
 
 _Size = int | None
 
@@ -125,7 +125,7 @@ def grow_width(
             deviation = float(tensor.float().std()) if tensor.numel() > 1 else 0.0
             tile = tile + noise * deviation * torch.randn(tile.shape, generator=generator).to(tile)
         tensors[name] = tile.to(tensor.dtype)
-    return measure(model, model_with(config, tensors).train(model.training), documents)
+    return measure(model, model_like(model, config, tensors), documents)
 
 
 def _check_width(
@@ -254,7 +254,7 @@ def extend_positions(
             table_PE[offset:].T[None].float(), size=max_position_embeddings, mode="linear", align_corners=True
         )
         tensors[POSITION_TABLE] = torch.cat([table_PE[:offset], longer[0].T.to(table_PE.dtype)])
-    return measure(model, model_with(changed(old, **changes), tensors).train(model.training), documents)
+    return measure(model, model_like(model, changed(old, **changes), tensors), documents)
 
 
 def _check_length(model: ClozeBertForMaskedLM, max_position_embeddings: int, rope_theta: float | None) -> None:

@@ -17,7 +17,8 @@ class WarmStart:
     """A model made from another, and the pseudo-perplexities before and after.
 
     Both are per token of the old tokenizer, so that they can be compared even if the new one splits the text into
-    fewer tokens.
+    fewer tokens. The model is in the mode and has the attention implementation of the other. All its parameters can be
+    trained, also those that were frozen there.
     """
 
     model: ClozeBertForMaskedLM
@@ -59,7 +60,9 @@ def masked_loss(
     tokens_per_batch: int | None = None,
 ) -> tuple[float, int]:
     """The sum of -log p over the tokens that are masked one at a time, and their number."""
-    config = model.config
+    documents, config = list(documents), model.config
+    if any(isinstance(document, str) for document in documents):
+        raise UserError("documents holds text: give token ids, as tokenizer(texts)['input_ids'] returns them")
     mask_token_id = mask_token_of(config)
     special = {getattr(config, name) for name in SPECIAL_TOKEN_IDS}
     scores = masked_log_likelihoods(
@@ -87,6 +90,7 @@ def mask_token_of(config: ClozeBertConfig) -> int:
 
 
 def measure(old: ClozeBertForMaskedLM, new: ClozeBertForMaskedLM, documents: Documents) -> WarmStart:
+    documents = list(documents)
     return WarmStart(new, pseudo_perplexity(old, documents), pseudo_perplexity(new, documents))
 
 

@@ -22,11 +22,17 @@ def changed(config: ClozeBertConfig, **changes: Any) -> ClozeBertConfig:
     return ClozeBertConfig.from_dict({**config.to_dict(), **changes})
 
 
-def model_with(config: ClozeBertConfig, tensors: Mapping[str, torch.Tensor]) -> ClozeBertForMaskedLM:
-    """A model of that configuration with copies of these tensors."""
+def model_like(
+    old: ClozeBertForMaskedLM, config: ClozeBertConfig, tensors: Mapping[str, torch.Tensor]
+) -> ClozeBertForMaskedLM:
+    """A model of that configuration with copies of these tensors, in the mode and with the attention of the old one.
+
+    All its parameters can be trained, as most of them have changed.
+    """
     model = make_empty(ClozeBertForMaskedLM, config)
     fill(model, {name: tensor.clone().contiguous() for name, tensor in tensors.items()})
-    return model
+    model.set_attn_implementation(old.config._attn_implementation)
+    return model.train(old.training)
 
 
 def evenly_spaced(layers: int, count: int) -> list[int]:
@@ -50,7 +56,7 @@ def take_layers(model: ClozeBertForMaskedLM, sources: Sequence[int]) -> ClozeBer
         if layer > 0 and source == 0 and not config.first_attention_norm:
             # Layer 0 has no norm before its attention; a copy further up, where activations are larger, needs one.
             tensors |= _renamed(old, "model.layers.1.attention_norm.", f"model.layers.{layer}.attention_norm.")
-    return model_with(config_of_layers(config, sources), tensors).train(model.training)
+    return model_like(model, config_of_layers(config, sources), tensors)
 
 
 def config_of_layers(config: ClozeBertConfig, sources: Sequence[int]) -> ClozeBertConfig:
@@ -93,7 +99,7 @@ def take_rows(
         unused = table.new_zeros(pad + 1, table.shape[1])
         tensors[POSITION_TABLE] = torch.cat([unused, table[config.position_offset :]])
         changes["position_offset"] = pad + 1
-    return model_with(changed(config, **changes), tensors).train(model.training)
+    return model_like(model, changed(config, **changes), tensors)
 
 
 def _rows_of(old_VE: torch.Tensor, sources: Sequence[Sequence[int]]) -> torch.Tensor:

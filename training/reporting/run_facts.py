@@ -144,7 +144,10 @@ def _by_phase(facts: Sequence[dict[str, Any]], *, absent: Any) -> dict[str, Any]
 
 def _hyperparameters(state: TrainingState, run: CheckedRun, *, upto: int) -> dict[str, Any]:
     """The arguments of the run's phases, and what they were before a resumption changed them."""
-    values = [_card_values(phase.arguments, run.teacher) for phase in run.phases[:upto]]
+    values = [
+        _card_values(phase.arguments, run.teacher, finished=state.finished_phases.get(str(phase.index)))
+        for phase in run.phases[:upto]
+    ]
     shown = _by_phase(values, absent=[])  # an empty list is left out of the facts
     for step, were in state.earlier_arguments.items():
         used = {name: was for name, was in were.items() if any(name in of_phase for of_phase in values)}
@@ -153,10 +156,16 @@ def _hyperparameters(state: TrainingState, run: CheckedRun, *, upto: int) -> dic
     return shown
 
 
-def _card_values(arguments: PretrainingArguments, teacher: str | None) -> dict[str, Any]:
-    """The arguments that decided the run, without those that had no effect."""
+def _card_values(
+    arguments: PretrainingArguments, teacher: str | None, *, finished: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The arguments that decided a phase, without those that had no effect.
+
+    Args:
+        finished: those with which the phase ended, if the run has been resumed with other ones since.
+    """
     values: dict[str, Any] = {} if teacher is None else {"teacher_name_or_path": teacher}
-    values |= {name: value for name, value in arguments.decisive().items() if value != []}
+    values |= {name: value for name, value in (finished or arguments.decisive()).items() if value != []}
     unused = {
         "muon_": arguments.optimizer != "muon",
         "embedding_init": arguments.model_name_or_path is not None,
