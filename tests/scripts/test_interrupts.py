@@ -45,6 +45,7 @@ def test_ctrl_c_ends_a_program_soon(body: str) -> None:
     assert "Traceback" not in done.shown
 
 
+@pytest.mark.slow
 def test_without_the_watcher_the_long_call_goes_on() -> None:
     """The test above can fail."""
     code = f"import hashlib; print('begun', flush=True); {LONG_CALL}"

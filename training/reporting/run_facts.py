@@ -145,7 +145,7 @@ def _by_phase(facts: Sequence[dict[str, Any]], *, absent: Any) -> dict[str, Any]
 def _hyperparameters(state: TrainingState, run: CheckedRun, *, upto: int) -> dict[str, Any]:
     """The arguments of the run's phases, and what they were before a resumption changed them."""
     values = [
-        _card_values(phase.arguments, run.teacher, finished=state.finished_phases.get(str(phase.index)))
+        _card_values(phase.arguments, run.teacher, state.finished_phases.get(str(phase.index)))
         for phase in run.phases[:upto]
     ]
     shown = _by_phase(values, absent=[])  # an empty list is left out of the facts
@@ -157,7 +157,7 @@ def _hyperparameters(state: TrainingState, run: CheckedRun, *, upto: int) -> dic
 
 
 def _card_values(
-    arguments: PretrainingArguments, teacher: str | None, *, finished: dict[str, Any] | None
+    arguments: PretrainingArguments, teacher: str | None, finished: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """The arguments that decided a phase, without those that had no effect.
 
