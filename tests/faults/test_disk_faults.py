@@ -89,7 +89,7 @@ def test_eighty_disk_faults(prepared: Path, tmp_path: Path, capfd: Any, figure: 
     break_and_resume(prepared, tmp_path, capfd, faults=80, seed=6, keep=keep)
 
 
-@pytest.mark.parametrize("is_there", often([True, False]), ids=["overwritten", "new"])
+@pytest.mark.parametrize("is_there", often([True, False], 0), ids=["overwritten", "new"])
 def test_a_disk_that_fails_in_a_preparation(
     corpus_folder: Path, tmp_path: Path, is_there: bool, figure: Callable[[str, Any], None]
 ) -> None:

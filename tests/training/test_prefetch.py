@@ -88,7 +88,7 @@ def fail_at_one(step: int) -> torch.Tensor:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
-@pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("number", often(["SIGSTOP", "SIGKILL"]))
 @pytest.mark.parametrize("workers", often([2, 1]))
 def test_a_worker_that_ends_or_hangs_is_said_in_a_sentence(workers: int, number: str) -> None:
     """It has made the steps before, of tensors, which travel over a connection to the worker itself."""
