@@ -80,16 +80,21 @@ def main(argv: Sequence[str] | None = None) -> None:
             bar.write(f"kept {folder}, which was there already" if was_there else f"written to {folder}")
             return
         manifests = preparation.write(report, num_parts=num_parts)
-    print_account(manifests)
+    by_line = arguments.document_separator == "line"
+    print_account(manifests, by_line=by_line)
     by_default = arguments.validation_input is None and arguments.validation_fraction is None
-    if not (by_default and _warn_of_few_documents(manifests)) and arguments.document_separator == "blank_line":
+    if not (by_default and _warn_of_few_documents(manifests, by_line=by_line)) and arguments.document_separator == "blank_line":
         _warn_of_long_documents(manifests["train"]["sources"])
     print("\n".join(sample_documents(arguments.output_dir, preparation.tokenizer_folder)))
     print(f"written to {arguments.output_dir}")
 
 
-def print_account(manifests: dict[str, dict[str, Any]]) -> None:
-    """Print how many documents each split holds, how many were left out, and what is probably wrong."""
+def print_account(manifests: dict[str, dict[str, Any]], *, by_line: bool) -> None:
+    """Print how many documents each split holds, how many were left out, and what is probably wrong.
+
+    Args:
+        by_line: each line of a text file is a document already.
+    """
     for split, manifest in manifests.items():
         print(
             f"{split:10} {manifest['documents']:>12,} documents {manifest['tokens']:>14,} tokens "
@@ -100,7 +105,7 @@ def print_account(manifests: dict[str, dict[str, Any]]) -> None:
         if count:
             print(f"left out   {count:>12,} documents: {reason.replace('_', ' ')}")
     if not manifests["validation"]["documents"]:
-        is_one = manifests["train"]["documents"] <= 1
+        is_one = manifests["train"]["documents"] <= 1 and not by_line
         print("no document is held out: give --validation_input, a larger --validation_fraction" + (
               ", or, where the text is one document, --document_separator line" if is_one
               else "; copies of a text are all on one side"))  # fmt: skip
@@ -119,14 +124,15 @@ def print_account(manifests: dict[str, dict[str, Any]]) -> None:
               "bytes; train one on this text, with --algorithm bpe or unigram if WordPiece is unsuitable")  # fmt: skip
 
 
-def _warn_of_few_documents(manifests: dict[str, dict[str, Any]]) -> bool:
+def _warn_of_few_documents(manifests: dict[str, dict[str, Any]], *, by_line: bool) -> bool:
     """Whole documents are held out, so of a few long ones it may be most of the text; return whether that is said."""
     held_out, trained_on = (manifests[split] for split in ("validation", "train"))
     share = held_out["tokens"] / max(1, held_out["tokens"] + trained_on["tokens"])
     if not trained_on["documents"] or share <= _MUCH_HELD_OUT:
         return False
     count = held_out["documents"] + trained_on["documents"]
-    lines = "if each line is a text, give --document_separator line; else " if _texts(trained_on["sources"]) else ""
+    may_split = _texts(trained_on["sources"]) and not by_line
+    lines = "if each line is a text, give --document_separator line; else " if may_split else ""
     print(f"warning: {share:.0%} of the text is held out, as it is {count} documents: {lines}give "
           "--validation_fraction 0")  # fmt: skip
     return True

@@ -207,6 +207,10 @@ def test_a_split_of_two_documents_is_a_warning(
         [*flags, "--output_dir", str(tmp_path / "lines"), "--document_separator", "line", "--disable_tqdm"]
     )
     assert "is held out, as" not in capsys.readouterr().out
+    (tmp_path / "two.txt").write_text("a line of text\na line of text again\n")
+    flags = ["--input", str(tmp_path / "two.txt"), "--tokenizer_name", tokenizer, "--document_separator", "line"]
+    prepare_corpus.main([*flags, "--output_dir", str(tmp_path / "two"), "--disable_tqdm"])
+    assert "--document_separator" not in capsys.readouterr().out
 
 
 def test_a_file_without_blank_lines_is_a_warning(
