@@ -122,6 +122,8 @@ def _new_tokens(given: list[str]) -> list[str]:
     for item in given:
         if not item.startswith("@") or item == "@":
             tokens.append(item)
+            if os.path.isfile(item):
+                print(f"note: {item} is added as a token; @{item} would read the tokens in that file")
         else:
             tokens += filter(None, map(str.strip, read_file("new_tokens", item[1:]).splitlines()))
     return list(dict.fromkeys(tokens))

@@ -99,9 +99,13 @@ def test_the_encoding_of_the_file_of_tokens(flags, tmp_path, content, message):
     assert AutoTokenizer.from_pretrained(tmp_path / "larger").tokenize("the river stone") == ["the", "river stone"]
 
 
-def test_tokens_that_the_tokenizer_has_stay_as_they_are(flags, tmp_path, capsys):
+def test_tokens_that_the_tokenizer_has_stay_as_they_are(flags, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "river").touch()
     main([*flags, "--new_tokens", "river", "river stone", "the"])
     shown = capsys.readouterr().out
+    assert shown.count("is added as a token") == 1
+    assert "note: river is added as a token; @river would read" in shown
     for word in ("river", "the"):
         assert f"{word!r} is left out: it is in the tokenizer already" in shown
     assert "1 token beside the vocabulary: river stone" in shown
