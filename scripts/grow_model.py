@@ -6,6 +6,7 @@ The program measures pseudo-perplexity before and after each growth. Train the l
 `clozebert pretrain --model_name_or_path larger …`
 """
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
