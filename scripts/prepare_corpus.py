@@ -83,10 +83,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     by_line = arguments.document_separator == "line"
     print_account(manifests, by_line=by_line)
     by_default = arguments.validation_input is None and arguments.validation_fraction is None
-    if (
-        not (by_default and _warn_of_few_documents(manifests, by_line=by_line))
-        and arguments.document_separator == "blank_line"
-    ):
+    are_few = by_default and _warn_of_few_documents(manifests, by_line=by_line)
+    if not are_few and arguments.document_separator == "blank_line":
         _warn_of_long_documents(manifests["train"]["sources"])
     print("\n".join(sample_documents(arguments.output_dir, preparation.tokenizer_folder)))
     print(f"written to {arguments.output_dir}")
