@@ -37,6 +37,7 @@ LONGEST_PART = 1 << 18  # characters
 _CUT = re.compile(r"(?<=\w)[ \n\t]")  # after a word character and before a space, where any tokenizer can be cut
 # Normalizers that never combine characters across a space.
 _LOCAL_NORMALIZERS = {"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"}
+_DELETING = {"BertNormalizer", "StripAccents"}
 _SPACE_DROPPING = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
 _PIECES_WITH_THEIR_SPACES = re.compile(r"\s*\S+|\s+")
 # Python and the tokenizers disagree on whether these are spaces; a document that holds one is not cut into pieces.
@@ -192,8 +193,11 @@ def _piece_splitter(spec: dict[str, Any]) -> Callable[[str], list[str]] | None:
         return None
     steps = _steps(spec["pre_tokenizer"], "pretokenizers")
     kinds = [step["type"] for step in steps]
+    deletes = any(step["type"] in _DELETING for step in _steps(spec["normalizer"], "normalizers"))
     if len(kinds) == 1 and kinds[0] in _SPACE_DROPPING:
         return str.split
+    if deletes:  # spaces on both sides of what is deleted join
+        return None
     if kinds == ["ByteLevel"] and _has(steps[0], use_regex=True, add_prefix_space=False):
         return _PIECES_WITH_THEIR_SPACES.findall
     if len(kinds) == 2 and _splits_at_words(steps[0]):

@@ -18,7 +18,7 @@ from ..utils.untrusted import is_within, read_json_object
 _HAS_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model",
                   "sentencepiece.bpe.model", "tokenizer.model")  # fmt: skip
 TOKENIZER_FILE_NAMES = (*_HAS_TOKENIZER, "merges.txt", "special_tokens_map.json", "added_tokens.json")
-LICENSE_FILES = ("LICEN[SC]E*", "licen[sc]e*", "NOTICE*", "COPYING*", "USE_POLICY*")
+LICENSE_FILES = ("LICEN[SC]E*", "licen[sc]e*", "NOTICE*", "COPYING*", "USE_POLICY*", "LICENSES/*")
 CODE_LICENSE_NAME = "LICENSE.clozebert"  # goes with the code of a bundle, and is not the model's
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 # The fine-tuning settings that say how texts were read. The others name files of the training machine.
@@ -59,7 +59,7 @@ def copy_beside(folder: Path, directory: Path, patterns: Sequence[str] = LICENSE
         UserError: a file is a link that leaves its folder.
     """
     for path in sorted(itertools.chain.from_iterable(map(folder.glob, patterns))):
-        if path.name == CODE_LICENSE_NAME:
+        if path.name == CODE_LICENSE_NAME or path.is_dir():
             continue
         if not is_within(path, folder):
             raise UserError(f"{path} is a link that leaves its folder, and would be copied: remove it")

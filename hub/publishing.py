@@ -180,6 +180,8 @@ def _check_forms(source: Path, forms: Sequence[str]) -> None:
             f"{source} is a folder of sentence-transformers already, and its modules.json says how it pools: leave the "
             f"form out; these files are published as they are"
         )
+    if "sentence-transformers" in forms and read_config(source).get("image_size") is not None:
+        raise UserError("sentence-transformers: the model reads images and has no sentences: leave the form out")
     if "sentence-transformers" in forms and not _is_native(source):
         serving.check_pooling(read_config(source).get("classifier_pooling", "cls"))
 
@@ -246,6 +248,7 @@ def complete_folder(
     if getattr(model.config, "image_size", None) is None:
         _check_tokenizer(source, folder, model)
     copy_beside(source, folder, _COPIED)
+    _check_modules(folder)
     copy_reading_settings(source, folder)
     if completion.evaluation is not None:
         _write_evaluation(source, folder, completion.evaluation)
@@ -254,6 +257,17 @@ def complete_folder(
     notes = _write_card(source, folder, repo_id, completion, forms)
     _write_fingerprint(source, folder, model)
     return form, notes
+
+
+def _check_modules(folder: Path) -> None:
+    """Raise if a module of sentence-transformers lacks its weights: those in a pickle are not copied."""
+    if not (folder / "modules.json").is_file():
+        return
+    for config in sorted(folder.glob("[0-9]_Dense/config.json")):
+        if not (config.parent / "model.safetensors").is_file():
+            raise UserError(
+                f"{config.parent.name} has no model.safetensors, and pickles are not published: save it anew"
+            )
 
 
 def _is_native(source: Path) -> bool:

@@ -16,7 +16,8 @@ from ..modeling.bundle import CLASS_OF_AUTO_CLASS
 from ..utils.errors import UserError
 
 # Environment variables that a process that runs a folder's code must not get.
-_SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
+_SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HF_TOKEN_PATH",
+            "HF_STORED_TOKENS_PATH")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,12 @@ def beginning_of(tokenizer: Any, text: str, tokens: int) -> tuple[list[int], int
     Tokenizes only as much of the text as needed.
     """
     characters = 16 * tokens
-    while True:
-        cut = tokenizer(text[:characters], truncation=True, max_length=tokens, return_offsets_mapping=True)
-        if len(cut["input_ids"]) >= tokens or characters >= len(text):
-            return cut["input_ids"], max((end for _, end in cut["offset_mapping"]), default=0)
-        characters *= 4
+    side, tokenizer.truncation_side = tokenizer.truncation_side, "right"
+    try:
+        while True:
+            cut = tokenizer(text[:characters], truncation=True, max_length=tokens, return_offsets_mapping=True)
+            if len(cut["input_ids"]) >= tokens or characters >= len(text):
+                return cut["input_ids"], max((end for _, end in cut["offset_mapping"]), default=0)
+            characters *= 4
+    finally:
+        tokenizer.truncation_side = side

@@ -19,6 +19,8 @@ _CONFIGURATIONS = (
     "config.json", "generation_config.json", "tokenizer_config.json", "preprocessor_config.json",
     "processor_config.json", "adapter_config.json",
 )  # fmt: skip
+# transformers reads all files of this folder into the tokenizer, and saves them with it.
+_TEMPLATES = "additional_chat_templates"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
@@ -110,10 +112,11 @@ def check_model_folder(folder: str | os.PathLike, *, allow_pickle: bool = False)
         return
     try:
         paths = sorted(home.iterdir())
+        templates = sorted((home / _TEMPLATES).iterdir()) if (home / _TEMPLATES).is_dir() else []
     except OSError as error:
         raise UserFileError(f"{folder} cannot be read: {error.strerror}") from None
-    for path in paths:
-        if path.is_file():
+    for path in [*paths, *templates]:
+        if path.is_file() or path.name == _TEMPLATES:
             _check_file(path, home)
     if not allow_pickle and not any(path.suffix == ".safetensors" for path in paths):
         _refuse_pickles(paths)
@@ -128,6 +131,19 @@ def _check_file(path: Path, home: Path) -> None:
         values = read_json_object(path)
         if path.name.endswith(".index.json"):
             shards_of(path, values)
+        _check_other_names(path, values)
+
+
+def _check_other_names(path: Path, values: dict[str, Any]) -> None:
+    """Check the files that a configuration makes transformers read in place of those with the usual names."""
+    if (weights := values.get("transformers_weights")) is not None:
+        raise UserError(
+            f"{path} names {shown(weights)} as transformers_weights: give the weights the name model.safetensors, and "
+            "take that entry out"
+        )
+    names = values.get("fast_tokenizer_files") or []
+    for name in names if isinstance(names, list) else [names]:
+        file_beside(path.parent, name, where=path)
 
 
 def _refuse_pickles(paths: Iterable[Path]) -> None:
@@ -156,7 +172,7 @@ def shards_of(index: Path, values: dict[str, Any] | None = None) -> list[Path]:
     weights = (read_json_object(index) if values is None else values).get("weight_map")
     if not isinstance(weights, dict) or not weights:
         raise UserError(f"{index} must hold an object under 'weight_map': which tensor is in which file")
-    names = {shown(name): name for name in weights.values()}
+    names = {ascii(name): name for name in weights.values()}  # by text, as a name may be anything
     shards = [file_beside(index.parent, names[key], where=index) for key in sorted(names)]
     for shard in shards:
         if not shard.is_file():

@@ -73,9 +73,6 @@ def texts_of_xml(file: BinaryIO, path: Path) -> Iterator[str | BadText]:
             raise UserError(
                 f"{path}, line {parser.CurrentLineNumber}: a tag or comment of more than {LARGEST_DOCUMENT >> 20} MiB"
             )
-    if documents.skipped_entity is not None:
-        line, name = documents.skipped_entity
-        yield BadText(line, f"&{name}; is defined nowhere in the file")
 
 
 class _Documents:
@@ -83,7 +80,7 @@ class _Documents:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.skipped_entity: tuple[int, str] | None = None
+        self._bad: BadText | None = None  # an entity of the current document that is not defined
         self._open: list[str] = []
         self._depth = 0  # the depth of the current document's element; 0: no document is open
         self._is_article = False  # whether the current document is one of PubMed or JATS
@@ -94,9 +91,9 @@ class _Documents:
         self._line_is_read = False
         self._lines: list[tuple[bool, str]] = []
         self._size = 0  # characters of the lines and pieces
-        self._done: list[str] = []
+        self._done: list[str | BadText] = []
 
-    def finished(self) -> Iterator[str]:
+    def finished(self) -> Iterator[str | BadText]:
         """The documents that have ended since the last call."""
         done, self._done = self._done, []
         return iter(done)
@@ -155,8 +152,8 @@ class _Documents:
         )
 
     def skipped(self, name: str, is_parameter: bool, line: int) -> None:
-        if not is_parameter and self.skipped_entity is None:
-            self.skipped_entity = (line, name)
+        if not is_parameter and self._bad is None and not self._left_out:
+            self._bad = BadText(line, f"&{name}; is defined nowhere in the file")
 
     def _cut(self) -> None:
         """End the document at the last space so far; what follows in its element is another document."""
@@ -176,6 +173,8 @@ class _Documents:
     def _close(self) -> None:
         """End the document: keep all lines or, of an article, those to read; it may be empty."""
         self._end_line()
-        if self._lines:
+        if self._bad is not None:
+            self._done.append(self._bad)
+        elif self._lines:
             self._done.append("\n".join(line for is_read, line in self._lines if is_read or not self._is_article))
-        self._lines, self._size = [], 0
+        self._lines, self._size, self._bad = [], 0, None
