@@ -379,9 +379,14 @@ class Adaptation:
     def _run_settings(self) -> dict[str, Any]:
         return {
             "hidden_size": read_json_object(self.work / "start" / "config.json")["hidden_size"],
-            "rows": self._before()["global_batch_size"],
+            "rows": self._rows(),
             "max_seq_length": self.row_length,
         }
+
+    def _rows(self) -> int:
+        """The rows of a step: those of the flag or, rounded up to a multiple of the processes, of the preparation."""
+        rows, processes = self._before()["global_batch_size"], launched_processes()
+        return rows if self.arguments.global_batch_size else -(-rows // processes) * processes
 
     def _new_rows(self) -> float:
         """The number of training rows, including replayed ones, if neither steps nor minutes are given."""
@@ -391,7 +396,7 @@ class Adaptation:
     def _steps(self) -> int:
         if self.arguments.max_steps is not None:
             return self.arguments.max_steps
-        return max(1, math.ceil(self._new_rows() / self._before()["global_batch_size"]))
+        return max(1, math.ceil(self._new_rows() / self._rows()))
 
     def _finish(self, trained: dict[str, Any]) -> dict[str, Any]:
         """Evaluate the model; write it in its original form, with its report and its card."""

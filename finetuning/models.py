@@ -29,6 +29,7 @@ DROPOUTS = (
     "attention_dropout", "seq_classif_dropout", "mlp_dropout", "hidden_dropout", "embedding_dropout",
 )  # fmt: skip
 _PRE_NORM = ("modernbert", "roberta-prelayernorm", "esm", "xlm-roberta-xl", "eurobert")  # encoders of transformers
+_EPSILON = 1e-8  # of AdamW
 LONGEST_BY_DEFAULT = 512  # longer input rarely helps; --max_seq_length overrides
 
 
@@ -430,21 +431,25 @@ def parameter_groups(
 
     Args:
         layer_decay: layer k of n has the rate learning_rate × layer_decay ** (n + 1 - k) (Howard & Ruder 2018).
-        output_scale: the output layer has the rate learning_rate × output_scale; its decay per step is not scaled.
+        output_scale: the output layer has the rate learning_rate × output_scale; its decay per step is not scaled. Its
+            gradient is as many times smaller, and so is its epsilon.
     """
     depths = depth_of_parameters(model) if layer_decay != 1.0 else {}
     top = max(depths.values(), default=0)
     output = output_layer(model)
     scaled = set() if output is None or output.bias is None else {id(parameter) for parameter in output.parameters()}
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         factor = output_scale if id(parameter) in scaled else 1.0
         rate = learning_rate * factor * layer_decay ** (top - depths.get(name, top))
         decay = weight_decay / factor if parameter.dim() > 1 else 0.0
-        groups.setdefault((rate, decay), []).append(parameter)
-    return [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
+        groups.setdefault((rate, decay, _EPSILON / factor), []).append(parameter)
+    return [
+        {"params": params, "lr": rate, "weight_decay": decay, "eps": epsilon}
+        for (rate, decay, epsilon), params in groups.items()
+    ]
 
 
 def save_classifier(model: Any, tokenizer: Any, folder: str) -> None:

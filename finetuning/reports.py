@@ -120,13 +120,13 @@ def draw_confusion(figure: Any, classes: ClassReport) -> None:
     from sklearn.metrics import confusion_matrix
 
     names, matrix = classes.names, confusion_matrix(classes.gold, classes.predicted, labels=classes.names)
+    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     title = "rows: gold, columns: predicted"
     if len(names) > CLASSES_SHOWN:
         errors = matrix.sum(0) + matrix.sum(1) - 2 * matrix.diagonal()
         kept = np.sort(np.argsort(-errors, kind="stable")[:CLASSES_SHOWN])
         title += f" (the {CLASSES_SHOWN} most confused of {len(names)} classes)"
-        names, matrix = [names[index] for index in kept], matrix[np.ix_(kept, kept)]
-    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+        names, matrix, shares = [names[index] for index in kept], matrix[np.ix_(kept, kept)], shares[np.ix_(kept, kept)]
     side = 3 + 0.32 * len(names)
     figure.set_size_inches(side, side)
     axes = figure.add_subplot()

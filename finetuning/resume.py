@@ -34,6 +34,8 @@ def settings_of(run: "FinetuningRun") -> dict[str, Any]:
         "max_seq_length": run.maker.max_seq_length,
         "window_overlap": run.maker.overlap,
         "label_names": run.task.label_names,
+        "target_mean": run.task.target_mean,
+        "target_scale": run.task.target_scale,
         "learning_rate": run.training.learning_rate,
         "num_train_epochs": run.training.num_train_epochs,
         "per_device_train_batch_size": run.training.per_device_train_batch_size,

@@ -214,7 +214,7 @@ class FinetuningRun:
             self.precision = "no"
         num_tokens = sum(len(window.input_ids) for window in self.windows["train"])
         self.training = self._training_arguments(num_tokens)
-        self._check_warmup()
+        self.check_warmup(self.training)
         self.best_metric = _best_metric(arguments, self.task)
         validation = self.splits["validation"]
         scores = self.task.metrics(self.task.blank_logits(validation), validation)
@@ -297,9 +297,8 @@ class FinetuningRun:
             training._n_gpu = 1
         return training
 
-    def _check_warmup(self) -> None:
+    def check_warmup(self, training: TrainingArguments) -> None:
         """Raise if the warm-up is longer than the run, whose learning rate would never reach its peak."""
-        training = self.training
         num_batches = math.ceil(len(self.windows["train"]) / (training.train_batch_size * training.world_size))
         num_steps = math.ceil(training.num_train_epochs * math.ceil(num_batches / training.gradient_accumulation_steps))
         num_steps = training.max_steps if training.max_steps > 0 else num_steps

@@ -2,7 +2,7 @@
 
 import copy
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,14 @@ def check_search(arguments: Any) -> list[str]:
     return free
 
 
+def _check_shortest(run: "FinetuningRun", values: Mapping[str, Any]) -> None:
+    """Raise if the shortest trial, which may be the best, has no time for its warm-up."""
+    shortest = copy.copy(run.training)
+    for name, value in values.items():
+        setattr(shortest, name, value)
+    run.check_warmup(shortest)
+
+
 def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
     """Train with one setting after another; returns the flags of the best. DIR/hyperparameter_search.json lists all.
 
@@ -69,6 +77,9 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
     usual = {"learning_rate": rate, "per_device_train_batch_size": batch_size, "num_train_epochs": epochs}
     batch_sizes = sorted({max(1, batch_size // 2), batch_size, 2 * batch_size})
     lengths = sorted({max(1.0, epochs // 2), epochs, 2 * epochs})
+
+    shortest = {"per_device_train_batch_size": max(batch_sizes), "num_train_epochs": min(lengths)}
+    _check_shortest(run, {name: shortest[name] for name in free if name in shortest})
 
     def space(trial: Any) -> dict[str, Any]:
         suggest: dict[str, Callable[[str], Any]] = {

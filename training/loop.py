@@ -150,8 +150,8 @@ class Pretraining:
 
     def _open_log(self, arguments: PretrainingArguments) -> RunLog:
         if arguments.report_to and not self.dry_run:
-            # What a killed run logged after its checkpoint is logged again.
-            again = {"tensorboard": {"purge_step": self.state.step + 1}} if self.state.step else {}
+            # What a killed run logged after its checkpoint is logged again. A run that is overwritten counts from 1.
+            again = {"tensorboard": {"purge_step": self.state.step + 1}}
             self.accelerator.init_trackers("clozebert", config=tracker_settings(arguments), init_kwargs=again)
         is_main = self.accelerator.is_main_process
         return RunLog(

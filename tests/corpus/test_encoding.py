@@ -5,7 +5,7 @@ import pytest
 import regex
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from clozebert.corpus.encoding import LONGEST_PART, Encoder
@@ -133,6 +133,20 @@ def test_each_letter_of_tibetan_javanese_yi_and_narrow_kana_begins_a_word(
 ) -> None:
     _, starts = encode(encoders["bpe"], f"the{letters}")
     assert sum(starts) == 4
+
+
+@pytest.mark.parametrize(
+    "normalizer", [normalizers.BertNormalizer(), normalizers.StripAccents()], ids=["bert", "accents"]
+)
+def test_what_a_normalizer_deletes_between_spaces_joins_them(
+    tokenizers: dict[str, PreTrainedTokenizerFast], normalizer: normalizers.Normalizer
+) -> None:
+    """Encoded piece by piece, the two spaces stayed apart."""
+    backend = Tokenizer.from_str(tokenizers["bpe"].backend_tokenizer.to_str())
+    backend.normalizer = normalizer
+    encoder = Encoder(backend.to_str())
+    for text in ("the \u0301 list", "the \u200b list", "the  list \u0301"):
+        assert encode(encoder, text)[0] == backend.encode(text, add_special_tokens=False).ids
 
 
 def test_where_the_tokenizer_does_not_split_words_begin_at_spaces(

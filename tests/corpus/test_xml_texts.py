@@ -140,6 +140,14 @@ def test_what_is_broken_is_named_or_left_out(tmp_path: Path, content: str, messa
     assert reader.sources[0].bad_text == 1
 
 
+def test_a_document_that_has_lost_an_entity_is_left_out_and_the_others_are_not(tmp_path: Path) -> None:
+    texts = "".join(f"<doc>{text}</doc>" for text in ("one", "two &alpha; and &beta; three", "four"))
+    (tmp_path / "a.xml").write_text(f'<!DOCTYPE docs SYSTEM "d.dtd"><docs>{texts}</docs>')
+    reader = Reader([tmp_path / "a.xml"], on_bad_text="skip")
+    assert [document.text for document in reader] == ["one", "four"]
+    assert (reader.sources[0].documents, reader.sources[0].bad_text) == (3, 1)
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

@@ -178,25 +178,29 @@ def regression(mean: float, scale: float) -> SequenceTask:
     return SequenceTask(problem_type=REGRESSION, label_names=["v"], target_mean=mean, target_scale=scale)
 
 
+@pytest.mark.parametrize("scale", [40.0, 4e9])
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_a_regression_in_its_own_unit_trains_like_one_of_standardised_values(
-    tmp_path: Path, model_type: str, lora: bool
+    tmp_path: Path, model_type: str, lora: bool, scale: float
 ) -> None:
-    """Three AdamW steps on (value - mean) / scale, and three on the values themselves, give the same function."""
+    """Three AdamW steps on (value - mean) / scale, and three on the values themselves, give the same function.
+
+    With one epsilon for all layers, values of 1e8 and more were hardly learned.
+    """
     if lora:
         pytest.importorskip("peft")
     folder = make_checkpoint(tmp_path / "m", model_type=model_type)
-    mean, scale = 250.0, 40.0
+    mean = 6.25 * scale
     ids = torch.tensor([[2, 7, 8, 3], [2, 9, 10, 3]])
-    values = torch.tensor([300.0, 310.0])  # both above the mean, so the bias must move
+    values = torch.tensor([7.5, 7.75]) * scale  # both above the mean, so the bias must move
     outputs = []
     for task in (regression(0.0, 1.0), regression(mean, scale)):
         torch.manual_seed(0)
         model = load_classifier(folder, task=task, dropout=0.0)
         model = add_lora(model, rank=2) if lora else model
         groups = parameter_groups(model, learning_rate=3e-3, weight_decay=0.01, output_scale=task.target_scale)
-        optimizer = torch.optim.AdamW(groups, eps=1e-12)
+        optimizer = torch.optim.AdamW(groups)
         for _ in range(3):
             optimizer.zero_grad()
             task.loss(model(input_ids=ids), (values - mean) / scale).backward()
@@ -204,8 +208,8 @@ def test_a_regression_in_its_own_unit_trains_like_one_of_standardised_values(
         with torch.no_grad():
             raw = model(input_ids=ids)["logits"][:, 0]
         outputs.append(raw if task.target_scale == scale else raw * scale + mean)
-    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-2)
-    assert (outputs[0] - mean).abs().max() > 0.1
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=2.5e-4 * scale)
+    assert (outputs[0] - mean).abs().max() > 2.5e-3 * scale
 
 
 @pytest.mark.parametrize("lora", [False, True])

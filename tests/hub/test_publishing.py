@@ -46,12 +46,27 @@ def test_a_folder_of_sentence_transformers_stays_one(saved, tmp_path):
     complete_folder(saved, tmp_path / "copy", "org/name")
     assert (tmp_path / "copy" / "1_Pooling" / "config.json").read_text() == '{"pooling_mode_mean_tokens": true}'
     assert (tmp_path / "copy" / "modules.json").is_file()
+    (saved / "2_Dense").mkdir()
+    (saved / "2_Dense" / "config.json").write_text("{}")
+    (saved / "2_Dense" / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(ValueError, match=r"2_Dense has no model\.safetensors, and pickles are not published"):
+        complete_folder(saved, tmp_path / "without", "org/name")
+    (saved / "2_Dense" / "model.safetensors").write_bytes(b"x")
+    complete_folder(saved, tmp_path / "with", "org/name")
+    assert (tmp_path / "with" / "2_Dense" / "model.safetensors").is_file()
     completion = Completion(serving=("sentence-transformers",))
     with pytest.raises(ValueError, match="is a folder of sentence-transformers already"):
         publish(saved, "org/name", completion=completion, dry_run=True)
     (saved / "modules.json").unlink()
     with pytest.raises(ValueError, match="revision='v 1' is no name of a branch"):
         publish(saved, "org/name", revision="v 1", dry_run=True)
+
+
+def test_a_folder_of_licences_goes_along(saved, tmp_path):
+    (saved / "LICENSES" / "old").mkdir(parents=True)
+    (saved / "LICENSES" / "MIT.txt").write_text("do")
+    complete_folder(saved, tmp_path / "copy", "org/name")
+    assert [path.name for path in (tmp_path / "copy" / "LICENSES").iterdir()] == ["MIT.txt"]
 
 
 def test_the_source_is_only_read(saved, tmp_path):

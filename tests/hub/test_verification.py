@@ -1,6 +1,8 @@
 """Fingerprints, and loading in a clean process: what is whole passes, and each way of being broken is named."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from transformers import (
     LongformerForTokenClassification,
 )
 
+from clozebert.hub import verification
 from clozebert.hub.convert import to_native
 from clozebert.hub.fingerprint import (
     find_differences,
@@ -31,6 +34,24 @@ from clozebert.hub.verification import verify_folder
 from clozebert.utils.errors import UserError
 
 MODEL_NAME = "model.safetensors"
+
+
+def test_the_process_gets_no_token(tmp_path, monkeypatch):
+    (tmp_path / "token").write_text("hf_mine")
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setenv("HF_TOKEN", "hf_mine")
+    seen = []
+    monkeypatch.setattr(verification.subprocess, "run", lambda *_, env, **__: seen.append(env) or stop())
+    with pytest.raises(KeyboardInterrupt):
+        verify_folder(saved_with_fingerprint(tmp_path / "model"))
+    code = "import huggingface_hub; print(huggingface_hub.get_token())"
+    monkeypatch.undo()
+    done = subprocess.run([sys.executable, "-c", code], env=seen[0], capture_output=True, text=True, check=True)
+    assert done.stdout == "None\n"
+
+
+def stop():
+    raise KeyboardInterrupt
 
 
 def saved_with_fingerprint(folder, head="ForMaskedLM", **options):

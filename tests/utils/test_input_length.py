@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from pretraining_helpers import make_tokenizer
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 import clozebert  # noqa: F401  (lets AutoModel know our models)
-from clozebert.utils.input_length import NO_LIMIT, longest_input
+from clozebert.utils.input_length import NO_LIMIT, beginning_of, longest_input
 
 SIZES = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 40}
 DISTILBERT_SIZES = {"dim": 24, "n_layers": 1, "n_heads": 3, "hidden_dim": 40}
@@ -69,3 +70,16 @@ def test_the_tokenizer_may_state_less() -> None:
     nothing = torch.nn.Linear(2, 2)
     nothing.config = SimpleNamespace()  # type: ignore[assignment]
     assert longest_input(nothing, WITHOUT_LIMIT) == NO_LIMIT
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_beginning_of_a_text_is_its_first_tokens(side: str) -> None:
+    """A tokenizer that truncates on the left would give the last ones of a part."""
+    words = [f"w{number}" for number in range(50)]
+    tokenizer = make_tokenizer(50)
+    tokenizer.truncation_side = side
+    ids, end = beginning_of(tokenizer, " ".join(words), 7)
+    first = tokenizer.convert_ids_to_tokens([token for token in ids if token not in tokenizer.all_special_ids])
+    assert first == words[: len(first)]
+    assert (len(ids), end) == (7, len(" ".join(first)))
+    assert tokenizer.truncation_side == side
