@@ -201,6 +201,23 @@ def test_regression_gives_values_in_their_own_unit(
     assert (settings["text_column"], settings["text_pair_column"]) == ("sentence1", "sentence2")
 
 
+def test_a_regression_is_not_resumed_with_shifted_labels(models: dict[str, str], tmp_path: Path) -> None:
+    """Stars from 1 to 5, then from 0 to 4: standardised, they are the same, and the old weights answer as before."""
+    for first in (1, 0):
+        rows = "".join(
+            f"{'good ' * stars}text {number},{stars + first}.25\n" for number in range(8) for stars in range(5)
+        )
+        (tmp_path / f"from{first}.csv").write_text(f"text,label\n{rows}")
+
+    def run(file: str, **flags: Any) -> Any:
+        files = (str(tmp_path / file), str(tmp_path / file))
+        return finetune(arguments_of("regression", files, models["bert"], tmp_path / "o", **flags))
+
+    run("from1.csv", max_steps=1)
+    with pytest.raises(UserError, match="had target_mean="):
+        run("from0.csv", max_steps=1, resume_from_checkpoint="latest")
+
+
 @pytest.mark.parametrize("packing", often(["auto", "off"]))
 def test_a_new_classifier_of_pairs_compares_them(
     models: dict[str, str], tmp_path: Path, packing: str, capsys: pytest.CaptureFixture[str]
