@@ -26,6 +26,8 @@ _KINDS: tuple[tuple[bytes, str, str], ...] = (
     (b"\x7fELF", "a program", "leave it out"),
     (b"\x89HDF", "an HDF5 file", "export the text as CSV or JSON lines"),
 )  # fmt: skip
+# Beginnings that are words, too: "PAR1 is a receptor".
+_WORDS = (b"Rar!", b"BZh", b"PAR1", b"ARROW1", b"GIF8")
 WITHOUT_HTML = "take the text out first, for example with trafilatura or pandoc"
 _HTML = re.compile(rb"<!doctype html|<html", re.IGNORECASE)
 
@@ -37,7 +39,7 @@ def what_it_is(first: bytes) -> tuple[str, str] | None:
         first: the first bytes of the file, decompressed.
     """
     for beginning, name, way_out in _KINDS:
-        if first.startswith(beginning):
+        if first.startswith(beginning) and not (beginning in _WORDS and _is_text(first, "UTF-8")):
             return name, way_out
     if first[257:262] == b"ustar":
         return "a tar archive", "unpack it first"

@@ -98,6 +98,11 @@ def test_comments_before_the_page_and_before_text() -> None:
         assert found[0] == "an HTML page"
 
 
+@pytest.mark.parametrize("word", ["PAR1 (a receptor)", "Rar!", "BZhang", "GIF89a", "ARROW1,text"])
+def test_a_text_may_begin_with_the_word_that_a_format_begins_with(word: str) -> None:
+    assert what_it_is(f"{word} is the first word\nof a text, caf\u00e9.\n".encode()) is None
+
+
 @given(st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0"), max_size=600))
 def test_text_is_text(text: str) -> None:
     content = text.encode()
