@@ -190,6 +190,16 @@ def run(main: Callable[[], Any]) -> NoReturn:
     User errors are `UserError`s; `CLOZEBERT_TRACEBACK=1` shows their traceback, too. Any other exception is a bug or a
     fault of the machine: it keeps its traceback, and the status is 1. Ctrl-C ends the program soon, with status 130.
     """
+    try:
+        _run(main)
+    except SystemExit as leaving:
+        is_one_of_several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        if is_one_of_several and (leaving.code is None or isinstance(leaving.code, int)):
+            _end_one_of_several(leaving.code or 0)
+        raise
+
+
+def _run(main: Callable[[], Any]) -> NoReturn:
     from clozebert.utils.memory import keep_freed_memory
 
     _replace_closed_streams()
@@ -228,6 +238,18 @@ def run(main: Callable[[], Any]) -> NoReturn:
             _end_interrupted()
         raise
     sys.exit(0)
+
+
+def _end_one_of_several(status: int) -> NoReturn:
+    """Exit without Python's own clean-up, which can abort one of several processes (SIGABRT).
+
+    gloo's thread may still have to free the tensors of the last collective operation, and needs the interpreter's lock
+    for it. Once Python ends, a thread that asks for that lock is ended: here in a destructor, which ends the process.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _replace_closed_streams() -> None:
