@@ -37,6 +37,7 @@ from ..hub.card import read_card, write_card
 from ..hub.convert import save_native
 from ..hub.processors import copy_beside
 from ..modeling import ClozeBertForMaskedLM
+from ..training.checkpoints.folders import newest_valid
 from ..training.checkpoints.training_state import read_state
 from ..training.checks import check_tokenizer
 from ..training.evaluation import NothingPredictedError
@@ -384,7 +385,9 @@ class Adaptation:
         }
 
     def _rows(self) -> int:
-        """The rows of a step: those of the flag or, rounded up to a multiple of the processes, of the preparation."""
+        """The rows of a step: of the run so far or the flag, else of the preparation, rounded up for the processes."""
+        if checkpoint := newest_valid(self.work / "run"):
+            return read_state(checkpoint)[0].arguments["global_batch_size"]
         rows, processes = self._before()["global_batch_size"], launched_processes()
         return rows if self.arguments.global_batch_size else -(-rows // processes) * processes
 

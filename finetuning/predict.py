@@ -36,7 +36,7 @@ from .sequence_task import (
     read_examples,
     write_whole_numbers_alike,
 )
-from .tables import SequenceColumns, Table, find_columns, read_table
+from .tables import SequenceColumns, Table, find_columns, read_table, refuse_rejected_rows
 from .tagged_files import read_tagged_file
 from .tags import detect_scheme, to_iob2
 from .tasks import Task
@@ -195,6 +195,7 @@ class Predictor:
         elif bare_suffix(path) in TABLE_SUFFIXES:
             table, columns, numbers_are_texts = self._table(path)
             label = self._label_column(table, columns)
+            refuse_rejected_rows(table, label)
             if task.problem_type == SINGLE_LABEL and are_whole_numbers(task.label_names):
                 write_whole_numbers_alike(table, label)
             multi_hot = self.settings.get("multi_hot")

@@ -118,8 +118,10 @@ class TokenTask(Task):
         if tag is None:
             return IGNORED_LABEL, IGNORED_LABEL
         inside = f"I-{tag[2:]}" if self.entities and tag[0] == "B" else tag
-        first = self.label_ids[inside if continues else tag]
-        return first, self.label_ids[inside] if self.label_subwords == "all" else IGNORED_LABEL
+        # A model of another program may have no I- where its entities are single words.
+        others = self.label_ids.get(inside, IGNORED_LABEL)
+        first = others if continues else self.label_ids[tag]
+        return first, others if self.label_subwords == "all" else IGNORED_LABEL
 
     def limitations(self, examples: Sequence[TaggedSentence]) -> str | None:
         """A pipeline encodes unspaced text as a whole, and the model was trained on its letters."""

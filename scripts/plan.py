@@ -101,7 +101,7 @@ def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_s
         found.append(_plan_phase(given, phase, config, machine, has_corpus=corpora is not None))
     if not given.calibrate:
         print(f"The speed assumes {given.utilization:.0%} of the peak; --calibrate measures it, --utilization sets it.")
-    if run.teacher_name_or_path is not None:
+    if run.teacher_name_or_path is not None and not given.calibrate:
         print("The teacher is not counted: its weights take memory, and its forward pass a third of a step or more.")
     if run.max_minutes is not None:
         print(f"max_minutes={run.max_minutes:g} is not counted: a run takes as many steps as fit into it.")

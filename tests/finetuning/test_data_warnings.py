@@ -1,5 +1,6 @@
 """What fine-tuning says of data that would give scores without meaning, and how labels are read alike."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -101,6 +102,11 @@ def test_whole_numbers_are_written_alike(model: str, tmp_path: Path) -> None:
     places = {"output_file": str(tmp_path / "o"), "scores_file": str(tmp_path / "scores.json")}
     given = PredictionArguments(model_name_or_path=str(tmp_path / "out"), input=[str(validation)], **places)
     assert predict(given) == 2
+    (tmp_path / "rejected.jsonl").write_text(
+        '{"text": "a film", "label": "1", "answer": "accept"}\n{"text": "boring", "label": "1", "answer": "reject"}\n'
+    )
+    with pytest.raises(UserError, match="line 2: its answer is 'reject'"):
+        predict(dataclasses.replace(given, input=[str(tmp_path / "rejected.jsonl")]))
 
 
 def test_a_name_in_brackets_is_no_list(model: str, tmp_path: Path) -> None:

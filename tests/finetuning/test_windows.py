@@ -113,6 +113,13 @@ def test_which_subwords_carry_the_label(subwords: str, expected: list[int]) -> N
     assert window.target == [IGNORED_LABEL, *expected, IGNORED_LABEL]
 
 
+def test_a_model_without_a_class_for_the_inside_of_an_entity_can_be_scored() -> None:
+    """As of another program whose entities of a type are always one word."""
+    task = TokenTask(label_names=["O", "B-X"], entities=True, label_subwords="all")
+    assert task.target("B-X") == (1, IGNORED_LABEL)
+    assert task.target("B-X", continues=True) == (IGNORED_LABEL, IGNORED_LABEL)
+
+
 UNSPACED = [
     (
         ["สมชาย", "อยู่", "ที่", "เชียงใหม่", "ขอนแก่น"],
