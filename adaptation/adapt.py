@@ -44,7 +44,6 @@ from ..training.evaluation import NothingPredictedError
 from ..training.planning.time_budget import FORWARD_SHARE
 from ..training.pretraining import pretrain
 from ..training.reporting.doctor import survey
-from ..training.runtime.machine import launched_processes
 from ..training.scoring import precision_of, score_frozen_masks
 from ..utils.device import choose_precision, find_device
 from ..utils.errors import UserError, UserFileError
@@ -54,6 +53,7 @@ from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
 from ..utils.output_folders import folder_stays, remove_written
 from ..utils.progress_bar import quiet
+from ..utils.rank import launched_processes
 from ..utils.tokenizer_files import save_tokenizer
 from ..utils.untrusted import read_json_object
 from .arguments import (
@@ -357,7 +357,7 @@ class Adaptation:
         before = self._before()
         settings = self._run_settings()
         if arguments.max_minutes is None:
-            run = arguments.for_pretraining(max_steps=self._steps(), **settings)
+            run = arguments.for_pretraining(max_steps=self._steps(settings["rows"]), **settings)
         else:
             # A resumed run keeps its number of steps, however much time is left.
             spent = (time.monotonic() - self.begun + before["seconds_afterwards"]) / 60
@@ -396,10 +396,10 @@ class Adaptation:
         rows = RowIndex(self._trained_on()["new text"], max_seq_length=self.row_length).num_rows
         return rows * self.arguments.num_train_epochs / (1 - self.arguments.replayed)
 
-    def _steps(self) -> int:
+    def _steps(self, rows: int) -> int:
         if self.arguments.max_steps is not None:
             return self.arguments.max_steps
-        return max(1, math.ceil(self._new_rows() / self._rows()))
+        return max(1, math.ceil(self._new_rows() / rows))
 
     def _finish(self, trained: dict[str, Any]) -> dict[str, Any]:
         """Evaluate the model; write it in its original form, with its report and its card."""

@@ -19,6 +19,7 @@ from clozebert.utils.files import write_text
 from clozebert.utils.interrupts import answering_interrupts, is_interrupted
 from clozebert.utils.limits import available_cpus, processor_limit
 from clozebert.utils.output_folders import closed_place
+from clozebert.utils.rank import launched_processes
 from clozebert.utils.wording import counted
 
 if TYPE_CHECKING:
@@ -193,8 +194,7 @@ def run(main: Callable[[], Any]) -> NoReturn:
     try:
         _run(main)
     except SystemExit as leaving:
-        is_one_of_several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-        if is_one_of_several and (leaving.code is None or isinstance(leaving.code, int)):
+        if launched_processes() > 1 and (leaving.code is None or isinstance(leaving.code, int)):
             _end_one_of_several(leaving.code or 0)
         raise
 

@@ -49,7 +49,7 @@ def test_weights_under_another_name_are_refused(folder: Path, name: object) -> N
         check_model_folder(folder)
 
 
-@pytest.mark.parametrize("name", ["../private/tokenizer.4.0.0.json", "/tmp/tokenizer.4.0.0.json", "sub/t.json", 3])
+@pytest.mark.parametrize("name", ["../private/tokenizer.4.0.0.json", "/tokenizer.4.0.0.json", "sub/t.json", 3])
 def test_tokenizers_of_other_places_are_refused(folder: Path, name: object) -> None:
     write(folder / "tokenizer_config.json", fast_tokenizer_files=["tokenizer.json", name])
     with pytest.raises(UserError, match="which is not a file of its folder"):

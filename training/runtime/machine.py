@@ -13,6 +13,7 @@ import torch
 from ...modeling import window_attention
 from ...utils.device import choose_precision, find_device, has_fast_bf16
 from ...utils.errors import UserError
+from ...utils.rank import launched_processes
 from .watchdog import SECONDS_TO_SAVE
 
 logger = logging.getLogger(__name__)
@@ -21,11 +22,6 @@ logger = logging.getLogger(__name__)
 def choose_muon_dtype(precision: str, device: torch.device) -> torch.dtype:
     """The type of Muon's matmuls: bf16 if the run computes in it and the device multiplies it in hardware."""
     return torch.bfloat16 if precision == "bf16" and has_fast_bf16(device) else torch.float32
-
-
-def launched_processes() -> int:
-    """The number of processes of this run, by what its launcher says."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def make_accelerator(
