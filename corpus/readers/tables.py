@@ -144,15 +144,17 @@ class _Delimited(TableFile):
         """Whether the first row is a header, and whether that is certain.
 
         It is a header if it holds a wanted column name, or a usual one that does not stand in many rows of its column,
-        as the name of a class does. If columns are wanted by number, it is data. Otherwise it is data if a cell is a
-        number or occurs again further down in its column.
+        as the name of a class does. If columns are wanted by number, it is data, unless it holds such a number that
+        does not occur again further down in its column. Otherwise it is data if a cell is a number or occurs again.
         """
-        if not set(self._wanted).isdisjoint(map(str.strip, first)):
-            return True, True
-        if self._wanted and set(self._wanted) <= set(_numbers(len(first))):
-            return False, True
+        wanted = {place for place, cell in enumerate(first) if cell.strip() in self._wanted}
+        by_number = bool(self._wanted) and set(self._wanted) <= set(_numbers(len(first)))
+        if bool(wanted) != by_number:
+            return not by_number, True
         usual = {place for place, cell in enumerate(first) if cell.strip().lower() in USUAL_COLUMNS}
         again, rows = _come_again(first, records)
+        if by_number:
+            return not wanted <= set(again), True
         # A text may be one word; the name of a class stands in many rows.
         classes = {place for place, count in again.items() if count >= max(2, _CLASS_SHARE * rows)}
         if usual - classes:

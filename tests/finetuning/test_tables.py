@@ -283,6 +283,15 @@ def test_a_header_is_no_example_where_columns_are_given_by_number(tmp_path: Path
     assert data.task.label_names == ["neg", "pos"]
 
 
+@pytest.mark.parametrize("header", ["", "1,2\n"])
+def test_a_class_may_be_the_number_of_its_column(tmp_path: Path, header: str) -> None:
+    rows = "".join(f"{1 + number % 2},film {number}\n" for number in range(30))
+    path = write(tmp_path, "a.csv", header + rows)
+    data = read_data(sequence_arguments(path, text_column="2", label_column="1", problem_type=SINGLE_LABEL), None)
+    assert data.task.label_names == ["1", "2"]
+    assert sum(map(len, data.splits.values())) == 30
+
+
 def test_the_value_of_a_regression_is_not_named_by_the_number_of_its_column(tmp_path: Path) -> None:
     rows = "".join(f"{number}.5\ta film {number}\n" for number in range(30))
     data = read_data(sequence_arguments(write(tmp_path, "a.tsv", rows)), None)
