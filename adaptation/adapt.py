@@ -381,6 +381,7 @@ class Adaptation:
         return {
             "hidden_size": read_json_object(self.work / "start" / "config.json")["hidden_size"],
             "rows": self._rows(),
+            "processes": launched_processes(),
             "max_seq_length": self.row_length,
         }
 

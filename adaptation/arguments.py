@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..corpus.batches import MIX_BLOCK
-from ..training.arguments import PretrainingArguments
+from ..training.arguments import PretrainingArguments, divisors
 from ..utils.command_line import flag
 from ..utils.errors import UserError, check_at_least
 from ..utils.files import MODEL_FILES, write_text
@@ -237,11 +237,19 @@ class AdaptationArguments:
         return Path(self.output_dir) / WORK_FOLDER
 
     def for_pretraining(
-        self, *, hidden_size: int, rows: int, max_seq_length: int, max_steps: int | None = None,
-        max_minutes: float | None = None,
+        self, *, hidden_size: int, rows: int, max_seq_length: int, processes: int | None = None,
+        max_steps: int | None = None, max_minutes: float | None = None,
     ) -> PretrainingArguments:  # fmt: skip
-        """The flags of the training run: the rate warms up, stays at its peak, and decays over the last 30 %."""
+        """The flags of the training run: the rate warms up, stays at its peak, and decays over the last 30 %.
+
+        Given its `processes`, the rows of a micro-batch are the most that divide those of a process.
+        """
         work = self.work
+        passed_on = {name: getattr(self, name) for name in _OF_PRETRAINING}
+        if processes is not None:
+            most = self.per_device_train_batch_size
+            fitting = (size for size in divisors(rows // processes) if size <= most)
+            passed_on["per_device_train_batch_size"] = next(fitting, most)
         corpora, weights = [self.corpus or str(work / "corpus")], []
         if self.replay_input:
             corpora.append(str(work / "replay"))
@@ -266,7 +274,7 @@ class AdaptationArguments:
             global_batch_size=rows,
             max_seq_length=max_seq_length,
             eval_steps=0,
-            **{name: getattr(self, name) for name in _OF_PRETRAINING},
+            **passed_on,
         )
         return arguments if max_steps is None else arguments.of_length(max_steps)
 

@@ -184,6 +184,13 @@ def test_from_python_paths_and_a_single_text_are_taken(bert: Path, texts: Path, 
     json.dumps(given.settings)
 
 
+@pytest.mark.parametrize(("most", "processes", "rows"), [(24, 1, 16), (24, 2, 16), (5, 2, 4), (100, 1, 64)])
+def test_a_micro_batch_has_at_most_the_rows_of_the_flag(most: int, processes: int, rows: int) -> None:
+    arguments = AdaptationArguments("model", "out", input=["new.txt"], per_device_train_batch_size=most)
+    run = arguments.for_pretraining(hidden_size=768, rows=64, processes=processes, max_seq_length=128)
+    assert run.rows_at_once(processes) == rows
+
+
 def test_text_that_changed_since_is_no_going_on(bert: Path, texts: Path, tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     shutil.copyfile(texts / "new.txt", tmp_path / "text" / "one.txt")

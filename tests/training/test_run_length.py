@@ -113,6 +113,9 @@ def test_lengths_that_are_given(texts: dict[str, Path]) -> None:
             number = steps(num_train_epochs=epochs, **batch)
             seen, more = (BatchSize(16, 4, int(share * n + 1e-9)).before(n) for n in (number, number + 1))
             assert seen <= epochs * rows < more, "as many steps as there are rows for"
+    batch = {"initial_global_batch_size": 1, "batch_warmup_steps": 9000}
+    for given in ({"warmup_steps": 3000}, {"lr_scheduler_type": "wsd", "decay_steps": 3000}):
+        assert steps(num_train_epochs=2, **batch, **given) == steps(num_train_epochs=2, **batch) > 3000
     with pytest.raises(ValueError, match=r"the run has 2,135 steps, 4.15 epochs of the text: warmup_steps=9000"):
         steps(num_train_epochs=4.15, warmup_steps=9000)
 

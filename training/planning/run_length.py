@@ -11,6 +11,7 @@ language already: it takes half as many passes, and 10 at most.
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...utils.errors import UserError
@@ -71,10 +72,12 @@ def length_by_text(arguments: PretrainingArguments, corpora: "Mixture") -> Pretr
     steps = max(1, int(rows / arguments.global_batch_size))
     try:
         if arguments.initial_global_batch_size is not None:
-            # While the batch size warms up, a step takes fewer rows. Find the most steps that do not exceed `rows`.
+            # While the batch size warms up, a step takes fewer rows. Find the most steps that do not exceed `rows`. The
+            # shorter runs on the way are too short for a warm-up or decay of a given length.
+            bare = replace(arguments, warmup_steps=0, decay_steps=None)
             most = max(steps, int(rows / arguments.initial_global_batch_size))
             steps = bisect_right(
-                range(most + 1), rows, lo=steps + 1, key=lambda n: arguments.of_length(n).batch_size.before(n)
+                range(most + 1), rows, lo=steps + 1, key=lambda n: bare.of_length(n).batch_size.before(n)
             )
             steps -= 1
         return arguments.of_length(steps)
