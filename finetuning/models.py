@@ -29,7 +29,6 @@ DROPOUTS = (
     "attention_dropout", "seq_classif_dropout", "mlp_dropout", "hidden_dropout", "embedding_dropout",
 )  # fmt: skip
 _PRE_NORM = ("modernbert", "roberta-prelayernorm", "esm", "xlm-roberta-xl", "eurobert")  # encoders of transformers
-_EPSILON = 1e-8  # of AdamW
 LONGEST_BY_DEFAULT = 512  # longer input rarely helps; --max_seq_length overrides
 
 
@@ -219,8 +218,9 @@ def _initialise_output_layer(model: Any, task: Task) -> None:
     """Initialise the output layer at random: the checkpoint has no weights for it, or those of other labels.
 
     For regression, the bias starts at the mean of the values, and the weights are scaled by their standard deviation.
-    With this layer's learning rate scaled by the deviation too (see `parameter_groups`), training proceeds as on
-    standardised values, and the saved model predicts in the unit of the data.
+    With this layer's learning rate and gradient scaled by the deviation too (see `parameter_groups` and
+    `scale_output_gradient`), training proceeds as on standardised values, and the saved model predicts in the unit of
+    the data.
 
     The model's own `_init_weights` cannot be used: it leaves loaded weights as they are.
     """
@@ -431,25 +431,37 @@ def parameter_groups(
 
     Args:
         layer_decay: layer k of n has the rate learning_rate × layer_decay ** (n + 1 - k) (Howard & Ruder 2018).
-        output_scale: the output layer has the rate learning_rate × output_scale; its decay per step is not scaled. Its
-            gradient is as many times smaller, and so is its epsilon.
+        output_scale: the output layer has the rate learning_rate × output_scale; its decay per step is not scaled.
     """
     depths = depth_of_parameters(model) if layer_decay != 1.0 else {}
     top = max(depths.values(), default=0)
-    output = output_layer(model)
-    scaled = set() if output is None or output.bias is None else {id(parameter) for parameter in output.parameters()}
-    groups: dict[tuple[float, float, float], list[nn.Parameter]] = {}
+    scaled = {id(parameter) for parameter in _scaled_parameters(model)}
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         factor = output_scale if id(parameter) in scaled else 1.0
         rate = learning_rate * factor * layer_decay ** (top - depths.get(name, top))
         decay = weight_decay / factor if parameter.dim() > 1 else 0.0
-        groups.setdefault((rate, decay, _EPSILON / factor), []).append(parameter)
-    return [
-        {"params": params, "lr": rate, "weight_decay": decay, "eps": epsilon}
-        for (rate, decay, epsilon), params in groups.items()
-    ]
+        groups.setdefault((rate, decay), []).append(parameter)
+    return [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
+
+
+def scale_output_gradient(model: nn.Module, scale: float) -> None:
+    """Multiply the gradient of the output layer by the deviation of the values, its unit, when it is computed.
+
+    It is then what it would be for standardised values: clipping weighs it like the encoder's gradient, and AdamW's
+    epsilon is as small beside it.
+    """
+    if scale != 1.0:
+        for parameter in _scaled_parameters(model):
+            parameter.register_hook(lambda gradient: gradient * scale)
+
+
+def _scaled_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters in the unit of a regression's values: those of an output layer that can hold their mean."""
+    output = output_layer(model)
+    return [] if output is None or output.bias is None else list(output.parameters())
 
 
 def save_classifier(model: Any, tokenizer: Any, folder: str) -> None:

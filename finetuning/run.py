@@ -6,7 +6,6 @@ import math
 import os
 import sys
 import warnings
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,9 +50,10 @@ from .models import (
     load_config,
     parameter_groups,
     prefer_plain_attention,
-    reading_of_pairs,
     save_classifier,
+    scale_output_gradient,
 )
+from .plan import say_plan
 from .reports import (
     RESULTS_FILE,
     mean_and_deviation,
@@ -87,7 +87,6 @@ from .trainer import (
 )
 from .windows import MANY_UNKNOWN, PackedCollator, WindowMaker, count_unknown, pair_separator
 
-_MOST_SHOWN = 20  # labels
 _NOTHING_KNOWN = 0.9  # unknown, of the tokens
 
 
@@ -322,7 +321,9 @@ class FinetuningRun:
         if (self.device.type, self.precision) == ("cpu", "bf16"):
             prefer_plain_attention(model)
         freeze_layers(model, arguments.freeze_layers)
-        return model if arguments.lora_rank is None else add_lora(model, rank=arguments.lora_rank)
+        model = model if arguments.lora_rank is None else add_lora(model, rank=arguments.lora_rank)
+        scale_output_gradient(model, task.target_scale)
+        return model
 
     def _pair_separator(self) -> int | None:
         """The id of the token between the two texts of a pair; None if the data are no pairs, or no token is there.
@@ -382,7 +383,7 @@ class FinetuningRun:
     def _train(self, settings: dict[str, Any]) -> tuple[FinetuningTrainer, dict[str, Any]]:
         """Train; return the trainer, and the time and the loss, or the signal that stopped training and the step."""
         checkpoint = checkpoint_to_resume(self.arguments.resume_from_checkpoint, self.folder, settings)
-        self.say_plan(checkpoint)
+        say_plan(self, checkpoint)
         trainer = self.make_trainer()
         if self.arguments.early_stopping_patience is not None:
             trainer.add_callback(EarlyStopping(self.best_metric, self.arguments.early_stopping_patience))
@@ -445,41 +446,6 @@ class FinetuningRun:
                 write_card(self.folder, facts | {"limitations": " ".join(filter(None, limits))})
             remove_checkpoints(self.folder, keep=trainer.state.best_model_checkpoint)
         return results
-
-    def say_plan(self, checkpoint: str | None = None) -> None:
-        """Print the task, the numbers of examples, and how the model will be trained."""
-        training, task = self.training, self.task
-        if training.process_index != 0:
-            return
-        sizes = ", ".join(
-            f"{len(self.splits[split])} {split}" + (f" ({len(w)} windows)" if len(w) != len(self.splits[split]) else "")
-            for split, w in self.windows.items()
-        )
-        print(f"{task.problem_type}, {counted(len(task.label_names), 'label')}; examples: {sizes}")
-        if not task.per_token and 1 < len(task.label_names) <= _MOST_SHOWN:
-            numbers = Counter(name for example in self.splits["train"] for name in example.labels)
-            print(f"labels: {', '.join(f'{name} ({numbers[name]})' for name in task.label_names)}")
-        if "text_column" in self.facts:
-            texts = [self.facts["text_column"], self.facts["text_pair_column"]]
-            print(f"columns: text {' + '.join(name for name in texts if name)}, label {self.facts['label_column']}")
-        if self.facts.get("text_pair_column") is not None:
-            print(f"pairs: the classifier {reading_of_pairs(self.model)}")
-        if "tag_scheme" in self.facts:
-            scheme = self.facts["tag_scheme"]
-            print("tags: each word by itself (plain)" if scheme == "plain" else f"tags: of entities ({scheme})")
-        accumulation = training.gradient_accumulation_steps
-        epochs = f"{training.num_train_epochs:g} epoch{'' if training.num_train_epochs == 1 else 's'}"
-        length = epochs if training.max_steps < 0 else counted(training.max_steps, "step")
-        precision = "bf16" if training.bf16 else "fp16" if training.fp16 else None
-        print(
-            f"{length} of batches of {training.per_device_train_batch_size}"
-            f"{'' if accumulation == 1 else f' x {accumulation}'}, "
-            f"learning rate {training.learning_rate:g}, seed {training.seed}, "
-            f"{'packed' if isinstance(self.collator, PackedCollator) else 'padded'} batches"
-            + (f", {precision} (the final scores: float32)" if precision else "")
-            + ("" if checkpoint is None else f"; going on from {checkpoint}"),
-            flush=True,
-        )
 
 
 def _seed_folder(arguments: FinetuningArguments, seed: int) -> str:

@@ -11,6 +11,7 @@ from transformers import IntervalStrategy, set_seed
 
 from ..utils.errors import MissingPackageError, UserError
 from ..utils.untrusted import read_json_object
+from .plan import say_plan
 from .reports import write_json
 from .resume import refuse_other_settings, settings_of
 from .trainer import SELECTION
@@ -92,7 +93,7 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
             print(f"trial {trial.number}: " + ", ".join(f"{k} {v:.3g}" for k, v in values.items()), flush=True)
         return values
 
-    run.say_plan()
+    say_plan(run)
     arguments_of_trials = copy.copy(run.training)  # each trial changes their values
     arguments_of_trials.save_strategy = IntervalStrategy.NO
     arguments_of_trials.load_best_model_at_end = False
