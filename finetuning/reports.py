@@ -29,12 +29,12 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
 
 
 def write_all_results(folder: str, results: dict[str, Any]) -> None:
-    """Write all_results.json, and the results of each split in a separate file."""
-    write_json(os.path.join(folder, RESULTS_FILE), results)
+    """Write the results of each split into a file, and then those of all into all_results.json."""
     for split in ("train", "eval", "test"):
         part = {key: value for key, value in results.items() if key.startswith(f"{split}_") or key == "epoch"}
         if any(key.startswith(f"{split}_") for key in part):
             write_json(os.path.join(folder, f"{split}_results.json"), part)
+    write_json(os.path.join(folder, RESULTS_FILE), results)
 
 
 def write_json_lines(path: str, records: Sequence[dict[str, Any]]) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .run import FinetuningRun
 
 SETTINGS_FILE = "finetuning_settings.json"
+_WEIGHTS = r"model.*\.safetensors"
 _AFRESH = "--overwrite_output_dir in place of --resume_from_checkpoint"
 
 
@@ -60,10 +61,18 @@ def read_settings(name_or_path: str) -> dict[str, Any]:
     return settings
 
 
-def results_before(folder: str) -> dict[str, Any]:
-    """The results of the finished run in a folder; empty if there are none."""
-    path = Path(folder, RESULTS_FILE)
-    return read_json_object(path) if path.exists() else {}
+def finished_results(wanted: str | None, folder: str, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The results of the run in a folder if "latest" would resume it and it is finished; else None.
+
+    Raises:
+        UserError: that run had other settings.
+    """
+    paths = [Path(folder, name) for name in (RESULTS_FILE, SETTINGS_FILE)]
+    if wanted != "latest" or not all(path.exists() for path in paths) or not written_in(Path(folder), [_WEIGHTS]):
+        return None
+    results, before = map(read_json_object, paths)
+    refuse_other_settings(Path(folder), before, settings)
+    return results
 
 
 def fingerprint(windows: Sequence[Window]) -> str:
@@ -109,7 +118,7 @@ def checkpoint_to_resume(wanted: str | None, folder: str, settings: dict[str, An
 
 def _refuse_to_replace_a_model(folder: Path, settings: dict[str, Any]) -> None:
     """Raise if a folder without checkpoints holds another model, such as the encoder: a new run would replace it."""
-    if not written_in(folder, [r"model.*\.safetensors"]):
+    if not written_in(folder, [_WEIGHTS]):
         return
     path = folder / SETTINGS_FILE
     if not path.exists():

@@ -66,9 +66,9 @@ from .reports import (
 from .resume import (
     SETTINGS_FILE,
     checkpoint_to_resume,
+    finished_results,
     newest_checkpoint,
     remove_checkpoints,
-    results_before,
     settings_of,
 )
 from .search import check_search, search_hyperparameters
@@ -373,6 +373,10 @@ class FinetuningRun:
         try:
             with full_disk(self.folder):
                 settings = settings_of(self)
+                done = finished_results(self.arguments.resume_from_checkpoint, self.folder, settings)
+                if done is not None:
+                    print(f"{self.folder}: this run is finished; --overwrite_output_dir trains it again", flush=True)
+                    return done
                 trainer, trained = self._train(settings)
                 return trained if "stopped_by" in trained else self._finish(trainer, trained, settings, write_card)
         except KeyboardInterrupt:
@@ -398,9 +402,8 @@ class FinetuningRun:
         if stopping.has_stopped:
             print(f"stopped at step {trainer.state.global_step}; --resume_from_checkpoint latest goes on from there")
             return trainer, {"stopped_by": stop.reason, "step": trainer.state.global_step}
-        # A resumed run's own time and loss cover its last part only. They are left out, but for a run that was finished
-        # already: it keeps those that it had.
-        known = metrics if checkpoint is None else results_before(self.folder)
+        # A resumed run's own time and loss cover its last part only, and are left out.
+        known = metrics if checkpoint is None else {}
         return trainer, {key: known[key] for key in ("train_runtime", "train_loss") if key in known}
 
     def _finish(
@@ -437,13 +440,13 @@ class FinetuningRun:
             path = os.path.join(self.folder, SETTINGS_FILE)
             if not os.path.exists(path):  # the folder was deleted during the run
                 write_json(path, settings)
-            write_all_results(self.folder, results)
             if write_card is not None:
                 facts = card_facts(self.arguments, self.on_hub, results, settings)
                 limits = [self.task.limitations(self.splits["train"])]
                 if any(len(windows) > len(self.splits[split]) for split, windows in self.windows.items()):
                     limits.append(limit_of_windows(self.maker.max_seq_length, per_token=self.task.per_token))
                 write_card(self.folder, facts | {"limitations": " ".join(filter(None, limits))})
+            write_all_results(self.folder, results)  # last: they say that the run is finished
             remove_checkpoints(self.folder, keep=trainer.state.best_model_checkpoint)
         return results
 

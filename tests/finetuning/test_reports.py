@@ -1,9 +1,13 @@
 """Pictures of mistakes."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from finetuning_helpers import arguments_of
 
-from clozebert.finetuning.reports import CLASSES_SHOWN, ClassReport, draw_confusion
+from clozebert.finetuning.reports import CLASSES_SHOWN, ClassReport, Report, draw_confusion, write_report
+from clozebert.finetuning.run import finetune
 
 
 def test_of_many_classes_the_shades_are_still_shares_of_the_gold_class() -> None:
@@ -21,3 +25,25 @@ def test_of_many_classes_the_shades_are_still_shares_of_the_gold_class() -> None
     assert figure.axes[0].get_yticklabels()[0].get_text() == "c00"
     assert shares[0].tolist() == [0.1] + [0.0] * (CLASSES_SHOWN - 1)
     assert shares[1, 1] == 1.0
+
+
+@pytest.mark.reports
+def test_pictures(models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    finetune(arguments_of("token", data["token"], models["clozebert"], tmp_path / "o", max_steps=1))
+    for name in ("eval_confusion.png", "eval_f1_by_class.png"):
+        assert (tmp_path / "o" / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.reports
+def test_letters_that_no_font_has_are_one_warning_for_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    names = ["\U000f0000", "\U000f0001", "b"]
+    scores = {name: {"precision": 1.0, "recall": 1.0, "f1-score": 1.0, "support": 1.0} for name in names}
+    report = Report([], [], ClassReport(names, names, names, scores))
+    with pytest.warns(UserWarning, match="no font here has all letters") as caught:
+        write_report(str(tmp_path), "eval", report)
+    said = [str(one.message) for one in caught if "no font" in str(one.message)]
+    assert [text.partition(":")[0] for text in said] == ["eval_confusion.png", "eval_f1_by_class.png"]
+    assert "eval_report.json has the names" in said[0]
+    assert not any("missing from" in str(one.message) for one in caught)

@@ -21,7 +21,6 @@ from clozebert.finetuning.arguments import (
     TokenArguments,
 )
 from clozebert.finetuning.predict import predict
-from clozebert.finetuning.reports import ClassReport, Report, write_report
 from clozebert.finetuning.run import finetune
 from clozebert.hub.card import write_card
 from clozebert.utils.errors import UserError
@@ -144,28 +143,6 @@ def test_a_run_that_diverges_ends_at_the_next_evaluation(
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
     assert len(shown) == 1
     assert "training loss nan" in shown[0]
-
-
-@pytest.mark.reports
-def test_pictures(models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    finetune(arguments_of("token", data["token"], models["clozebert"], tmp_path / "o", max_steps=1))
-    for name in ("eval_confusion.png", "eval_f1_by_class.png"):
-        assert (tmp_path / "o" / name).read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.reports
-def test_letters_that_no_font_has_are_one_warning_for_a_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    names = ["\U000f0000", "\U000f0001", "b"]
-    scores = {name: {"precision": 1.0, "recall": 1.0, "f1-score": 1.0, "support": 1.0} for name in names}
-    report = Report([], [], ClassReport(names, names, names, scores))
-    with pytest.warns(UserWarning, match="no font here has all letters") as caught:
-        write_report(str(tmp_path), "eval", report)
-    said = [str(one.message) for one in caught if "no font" in str(one.message)]
-    assert [text.partition(":")[0] for text in said] == ["eval_confusion.png", "eval_f1_by_class.png"]
-    assert "eval_report.json has the names" in said[0]
-    assert not any("missing from" in str(one.message) for one in caught)
 
 
 @pytest.mark.parametrize("model", ["bert", "roberta", "clozebert"])
@@ -356,8 +333,12 @@ def test_seeds_give_mean_and_deviation(
     assert each[0] != each[1]
     assert results["eval_loss"] == pytest.approx(sum(each) / 2)
     assert results["eval_loss_sd"] == pytest.approx(abs(each[0] - each[1]) / 2**0.5)
-    # Finished runs that are resumed keep their results, the loss and the time of training among them.
+    # Finished runs that are resumed are not trained again.
+    weights = tmp_path / "o" / "seed-1" / "model.safetensors"
+    before = weights.stat().st_mtime_ns
     assert finetune(dataclasses.replace(arguments, resume_from_checkpoint="latest")) == results
+    assert "seed-1: this run is finished; --overwrite_output_dir trains it again" in capsys.readouterr().out
+    assert weights.stat().st_mtime_ns == before
     assert results["train_runtime"] > 0
 
 
