@@ -213,6 +213,7 @@ class FinetuningRun:
             self.precision = "no"
         num_tokens = sum(len(window.input_ids) for window in self.windows["train"])
         self.training = self._training_arguments(num_tokens)
+        self._check_processes()
         self.check_warmup(self.training)
         self.best_metric = _best_metric(arguments, self.task)
         validation = self.splits["validation"]
@@ -289,12 +290,18 @@ class FinetuningRun:
             report_to=arguments.report_to,
             disable_tqdm=True,
             dataloader_pin_memory=self.device.type == "cuda",
+            accelerator_config={"even_batches": False},  # no window twice in an epoch: see SharedBatches
         )
         if training.n_gpu > 1:
             # Trainer would share each batch among all GPUs of the machine (DataParallel). Batches and the loss would be
             # as many times as large, and autocast would be left out.
             training._n_gpu = 1
         return training
+
+    def _check_processes(self) -> None:
+        windows, processes = len(self.windows["train"]), self.training.world_size
+        if windows < processes:
+            raise UserError(f"{processes} processes share {counted(windows, 'training window')}: start fewer processes")
 
     def check_warmup(self, training: TrainingArguments) -> None:
         """Raise if the warm-up is longer than the run, whose learning rate would never reach its peak."""

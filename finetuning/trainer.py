@@ -110,6 +110,37 @@ class LengthGroupedSampler(torch.utils.data.Sampler[int]):
         yield from (index for batch in [*batches, *rest] for index in batch)
 
 
+class SharedBatches(torch.utils.data.BatchSampler):
+    """Batches for several processes: as many for each, and each window once.
+
+    Accelerate deals batches out in rounds, one to each process, and would fill the last round up with windows from the
+    beginning of the epoch. Here its batches share what is left. If that is not a window for each process, the round
+    before takes it.
+
+    Args:
+        sampler: yields the windows of an epoch in order; there are at least `num_processes`.
+    """
+
+    def __init__(self, sampler: Any, batch_size: int, num_processes: int) -> None:
+        super().__init__(sampler, batch_size, drop_last=False)
+        self.num_processes = num_processes
+
+    def _whole_rounds(self) -> int:
+        """The rounds before the last one."""
+        rounds, rest = divmod(len(self.sampler), self.batch_size * self.num_processes)  # type: ignore[arg-type]
+        return rounds if rest >= self.num_processes else rounds - 1
+
+    def __len__(self) -> int:
+        return (self._whole_rounds() + 1) * self.num_processes
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(self.sampler)
+        begin = self._whole_rounds() * self.num_processes * self.batch_size
+        yield from (order[start : start + self.batch_size] for start in range(0, begin, self.batch_size))
+        for batch in np.array_split(order[begin:], self.num_processes):
+            yield batch.tolist()
+
+
 def make_adamw(groups: list[dict[str, Any]], *, learning_rate: float) -> torch.optim.AdamW:
     """AdamW over parameter groups, fused if the device has a kernel for it."""
     device = groups[0]["params"][0].device.type
@@ -178,6 +209,18 @@ class FinetuningTrainer(Trainer):
         return LengthGroupedSampler(
             lengths, batch_size=per_step, seed=self.args.seed, epoch=lambda: int(self.state.epoch or 0)
         )
+
+    def get_train_dataloader(self) -> torch.utils.data.DataLoader:
+        """Trainer's own; for several processes with `SharedBatches`."""
+        if self.args.world_size == 1:
+            return super().get_train_dataloader()
+        windows: Any = self.train_dataset
+        batches = SharedBatches(self._get_train_sampler(), self.args.train_batch_size, self.args.world_size)
+        pin_memory = self.args.dataloader_pin_memory
+        loader = torch.utils.data.DataLoader(
+            windows, batch_sampler=batches, collate_fn=self.collator, pin_memory=pin_memory
+        )
+        return self.accelerator.prepare(loader)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
         """No batches for a resumed run that has already finished or stopped early; Trainer would train on."""

@@ -147,22 +147,26 @@ def run_forked(
         _write_rows(rows / f"{os.getpid()}.jsonl")
         run(lambda: run_here(folder, output_dir, **changes))
 
-    environments: list[dict[str, str]] = [{}]
-    if processes > 1:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        common = {
-            "WORLD_SIZE": processes,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "ACCELERATE_USE_CPU": "true",
-        }
-        environments = [
-            {key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
-            for rank in range(processes)
-        ]
-    return in_forks(work, environments)
+    return in_forks(work, launcher_environments(processes))
+
+
+def launcher_environments(processes: int) -> list[dict[str, str]]:
+    """What a launcher adds to the environment of each process; nothing for one."""
+    if processes == 1:
+        return [{}]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {
+        "WORLD_SIZE": processes,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "ACCELERATE_USE_CPU": "true",
+    }
+    return [
+        {key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
+        for rank in range(processes)
+    ]
 
 
 def _signal_in_forward(batch: int, number: int) -> None:

@@ -160,7 +160,7 @@ def test_the_program_ends_with_the_status_of_the_signal(
 @pytest.mark.slow
 def test_two_processes_stop_at_the_same_step_if_one_of_them_is_asked(models: dict[str, str], tmp_path: Path) -> None:
     program, out, errors = start(
-        models["bert"], tmp_path, by=("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29613")
+        models["bert"], tmp_path, by=("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
     )
     listed = subprocess.run(["pgrep", "-P", str(program.pid)], capture_output=True, text=True, check=True).stdout
     os.kill(int(listed.split()[-1]), signal.SIGTERM)
@@ -194,15 +194,16 @@ finetune(arguments_of("single", (train, validation), model, output_dir, **flags)
 
 @pytest.mark.slow
 @pytest.mark.skipif(accelerate.__version__.startswith("1.10."), reason="calls a CPU cpu:0, which torch cannot load to")
-def test_a_resumed_epoch_of_two_processes_has_its_own_order(models: dict[str, str], tmp_path: Path) -> None:
-    """Padded batches of like lengths, stopped within the second epoch. Measured: the same bits."""
+@pytest.mark.parametrize("kind", ["bert", "clozebert"])
+def test_a_resumed_epoch_of_two_processes_has_its_own_order(models: dict[str, str], tmp_path: Path, kind: str) -> None:
+    """Padded batches of like lengths and packed ones, stopped within the second epoch. Measured: the same bits."""
     program = tmp_path / "program.py"
     program.write_text(IN_TWO_PROCESSES)
     files = (write_sentiment(tmp_path / "a.csv", rows=100), write_sentiment(tmp_path / "b.csv", rows=20, seed=1))
 
     def train(folder: str, *, stop_in: int = 0) -> bytes | None:
-        launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29614")
-        rest = [str(Path(__file__).parents[1]), *files, models["bert"], str(tmp_path / folder), str(stop_in)]
+        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+        rest = [str(Path(__file__).parents[1]), *files, models[kind], str(tmp_path / folder), str(stop_in)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
         command = [sys.executable, *launcher, str(program), *rest]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
