@@ -56,7 +56,7 @@ def predict(arguments: PredictionArguments, standard_input: IO[str] | None = Non
     """
     predictor = Predictor(arguments)
     lines = sys.stdin if standard_input is None else standard_input
-    if isinstance(lines, io.TextIOWrapper):
+    if "-" in arguments.input and isinstance(lines, io.TextIOWrapper):
         # As for files; bytes that are not UTF-8 are reported with their line.
         lines.reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
     place = Path("standard output" if arguments.output_file == "-" else arguments.output_file)

@@ -17,7 +17,7 @@ from ..utils.stop_request import StopRequest
 from .arguments import PretrainingArguments
 from .loop import Pretraining
 from .runtime.flash_attention import flash_attention
-from .runtime.machine import accelerators_kept, deterministic
+from .runtime.machine import deterministic
 from .runtime.processes import lost_processes
 
 
@@ -58,7 +58,6 @@ def pretrain(
         disk_errors(Path(arguments.output_dir), way_out=way_out),
         memory_errors(to_save_memory or arguments.to_save_memory),
         training_modes(device),
-        accelerators_kept(),
         deterministic(arguments.full_determinism),
         flash_attention(arguments.flash_attention, device),
         discarding_indices() if arguments.dry_run else contextlib.nullcontext(),

@@ -41,12 +41,13 @@ def find_device(*, use_cpu: bool = False) -> torch.device:
 def training_modes(device: torch.device) -> Iterator[None]:
     """PyTorch's modes as training needs them, whatever the program around it has set.
 
-    Within the block, new tensors are float32, gradients are recorded, and there is no autocast.
+    Within the block, new tensors are float32, gradients are recorded, and there is no autocast. After it, the program's
+    own `Accelerator` has its precision back, or it may make one of any precision: all of a process share one.
 
     Raises:
         UserError: this process is within such a block already.
     """
-    with _alone():
+    with _alone(), _accelerators_kept():
         yield from _modes(device)
 
 
@@ -62,6 +63,18 @@ def _alone() -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def _accelerators_kept() -> Iterator[None]:
+    from accelerate.state import AcceleratorState
+
+    before = dict(AcceleratorState._shared_state)
+    try:
+        yield
+    finally:
+        AcceleratorState._shared_state.clear()
+        AcceleratorState._shared_state.update(before)
 
 
 def _modes(device: torch.device) -> Iterator[None]:

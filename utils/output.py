@@ -1,4 +1,4 @@
-"""Output whose reader may go away while a program has to continue."""
+"""Output that cannot end a run: its reader may go away, and it may lack letters, or be closed."""
 
 import contextlib
 import errno
@@ -14,7 +14,7 @@ _READER_IS_GONE = (errno.EPIPE, errno.EIO)
 
 
 class _Outliving:
-    """A text stream that discards what is written once its reader is gone."""
+    """A text stream that discards what is written once its reader is gone, and escapes what its encoding lacks."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -23,7 +23,11 @@ class _Outliving:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        self._attempt(lambda: self._stream.write(text))
+        try:
+            self._attempt(lambda: self._stream.write(text))
+        except UnicodeEncodeError as error:
+            shown = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
+            self._attempt(lambda: self._stream.write(shown))
         return len(text)
 
     def flush(self) -> None:
@@ -42,23 +46,30 @@ class _Outliving:
 
 @contextlib.contextmanager
 def outliving_readers() -> Iterator[None]:
-    """Within the block, a closed pipe or terminal is no error of standard output and standard error."""
+    """Within the block, a closed pipe or terminal is no error of standard output and standard error.
+
+    A letter that their encoding lacks is escaped. A program without them (a daemon's are None) writes to nowhere.
+    """
     with _STREAMS.changed():
         yield
 
 
 def _wrap() -> tuple[Any, Any]:
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Outliving(sys.stdout), _Outliving(sys.stderr)
+    sys.stdout, sys.stderr = (
+        _Outliving(open(os.devnull, "w", encoding="utf-8") if stream is None else stream)  # noqa: SIM115
+        for stream in before
+    )
     return before
 
 
 def _unwrap(before: tuple[Any, Any]) -> None:
-    # What another program has put in their place meanwhile stays.
-    if isinstance(sys.stdout, _Outliving):
-        sys.stdout = before[0]
-    if isinstance(sys.stderr, _Outliving):
-        sys.stderr = before[1]
+    for name, stream in zip(("stdout", "stderr"), before, strict=True):
+        wrapped = getattr(sys, name)
+        if isinstance(wrapped, _Outliving):  # what another program has put in its place meanwhile stays
+            setattr(sys, name, stream)
+            if stream is None:
+                wrapped.close()
 
 
 _STREAMS = Switch(_wrap, _unwrap)

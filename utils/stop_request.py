@@ -68,12 +68,13 @@ class StopRequest:
     def listening(self) -> Iterator["StopRequest"]:
         """Handle the signals within the block. In a thread other than the main one, where Python cannot, do nothing.
 
-        A signal that is ignored, such as SIGHUP under nohup, stays ignored.
+        A signal that is ignored, such as SIGHUP under nohup, stays ignored. So does that of a host program.
         """
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        taken = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        # Python could not put back a handler that is not its own (None), of a program that hosts it.
+        taken = [number for number in STOP_SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
         before = {number: signal.signal(number, self._note) for number in taken}
         try:
             with hearing_signals(self._hear):

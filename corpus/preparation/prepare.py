@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import shutil
 import tempfile
+import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -355,18 +356,18 @@ def _chunks(items: Iterator[tuple[str, Encoded]]) -> Iterator[list[tuple[str, En
         yield chunk
 
 
-_worker: tuple[Encoder, bool]  # this process's encoder, and whether to compute signatures
+# A worker's encoder, and whether to compute signatures. Without worker processes, the thread that prepares is one.
+_worker = threading.local()
 
 
 def _start_worker(tokenizer_file: Path, unk_token_id: int | None, wants_signatures: bool) -> None:
-    global _worker
     if multiprocessing.parent_process() is not None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each process has one core to itself
-    _worker = Encoder(tokenizer_file.read_text(encoding="utf-8"), unk_token_id=unk_token_id), wants_signatures
+    _worker.state = Encoder(tokenizer_file.read_text(encoding="utf-8"), unk_token_id=unk_token_id), wants_signatures
 
 
 def _encode_chunk(texts: list[str]) -> list[tuple[bytes, int, bytes | None]]:
-    encoder, wants_signatures = _worker
+    encoder, wants_signatures = _worker.state
     signatures = map(signature, texts) if wants_signatures else [None] * len(texts)
     encoded = encoder.encode_counting(texts)
     return [(*document, signed) for document, signed in zip(encoded, signatures, strict=True)]

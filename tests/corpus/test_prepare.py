@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,23 @@ def test_the_bytes_do_not_depend_on_the_processes(
     assert len(one) > 10
     assert one == two
     assert not multiprocessing.active_children()
+
+
+def test_two_threads_prepare_each_with_its_own_tokenizer(
+    english: list[str], tokenizers: dict[str, PreTrainedTokenizerFast], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "_CHUNK_BYTES", 1000)
+    path = write_lines(tmp_path / "a.jsonl", english * 2)
+
+    def prepare_by(kind: str, folder: Path) -> dict[str, bytes]:
+        prepare(Reader([path]), tokenizer=tokenizers[kind], output_dir=folder, num_processes=1)
+        return files_of(folder)
+
+    kinds = ["bpe", "wordpiece"]
+    alone = [prepare_by(kind, tmp_path / kind) for kind in kinds]
+    with ThreadPoolExecutor(2) as threads:
+        together = list(threads.map(prepare_by, kinds, [tmp_path / f"{kind}-too" for kind in kinds]))
+    assert together == alone
 
 
 @pytest.mark.parametrize("deduplicate", ["none", "exact", "near"])

@@ -182,6 +182,18 @@ def test_lines_of_standard_input_end_as_those_of_files(tuned: dict[str, Path], t
     assert (tmp_path / "p").read_text() == (tmp_path / "o").read_text()
 
 
+def test_a_program_that_reads_its_input_keeps_it_as_it_is(
+    tuned: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("a great film\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Ada\nBob\n"), encoding="latin-1"))
+    assert input() == "Ada"
+    model, output = str(tuned["sequence"]), str(tmp_path / "o")
+    given = PredictionArguments(model_name_or_path=model, input=[str(tmp_path / "a.txt")], output_file=output)
+    assert run_predict(given) == 1
+    assert (sys.stdin.encoding, input()) == ("latin-1", "Bob")
+
+
 def test_a_mistake_in_a_later_file_is_found_before_the_first_prediction(
     tuned: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

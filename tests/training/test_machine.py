@@ -17,7 +17,7 @@ from clozebert.training import PretrainingArguments, pretrain
 from clozebert.training.runtime import machine
 from clozebert.training.runtime.machine import make_accelerator
 from clozebert.training.runtime.watchdog import SECONDS_TO_SAVE
-from clozebert.utils.device import choose_precision, find_device
+from clozebert.utils.device import choose_precision, find_device, training_modes
 from clozebert.utils.errors import UserError
 
 
@@ -151,4 +151,12 @@ def test_an_accelerator_of_the_calling_program_keeps_its_precision(prepared, tmp
     assert mine.mixed_precision == "bf16"
     with mine.autocast():
         assert torch.nn.Linear(4, 4)(torch.ones(2, 4)).dtype == torch.bfloat16
+    AcceleratorState._reset_state()
+
+
+def test_the_calling_program_may_make_an_accelerator_of_any_precision_afterwards():
+    AcceleratorState._reset_state()
+    with training_modes(torch.device("cpu")):
+        make_accelerator(mixed_precision="no", use_cpu=True)
+    assert Accelerator(mixed_precision="bf16", cpu=True).mixed_precision == "bf16"
     AcceleratorState._reset_state()

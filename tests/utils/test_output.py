@@ -52,6 +52,25 @@ def test_what_another_program_puts_in_their_place_stays(monkeypatch):
         assert sys.stdout is other
 
 
+def test_letters_that_the_encoding_lacks_are_escaped(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="cp1252"))
+    with outliving_readers():
+        print("é好", flush=True)
+    assert written.getvalue() == "é".encode("cp1252") + rb"\u597d" + os.linesep.encode()
+
+
+def test_a_program_without_streams_writes_to_nowhere(monkeypatch):
+    """As in a daemon that has closed them, or in `pythonw`."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        patch.setattr(sys, "stderr", None)
+        with outliving_readers():
+            print("a", flush=True)
+            assert not sys.stderr.isatty()
+        assert (sys.stdout, sys.stderr) == (None, None)
+
+
 def test_the_streams_come_back(capsys):
     before = sys.stdout
     with outliving_readers():

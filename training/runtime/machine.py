@@ -66,20 +66,6 @@ def make_accelerator(
     return accelerator
 
 
-@contextmanager
-def accelerators_kept() -> Iterator[None]:
-    """Give an `Accelerator` of the calling program its precision back after the block: all of a process share one."""
-    from accelerate.state import AcceleratorState
-
-    before = dict(AcceleratorState._shared_state)
-    try:
-        yield
-    finally:
-        if before:
-            AcceleratorState._shared_state.clear()
-            AcceleratorState._shared_state.update(before)
-
-
 def is_sharded() -> bool:
     """Whether the launcher was asked for FSDP."""
     return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
