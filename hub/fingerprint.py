@@ -17,6 +17,7 @@ FILE_NAME = "fingerprint.json"
 _FORMAT = 1
 _ROWS, _LENGTH, _PADDING = 2, 12, 3
 _SAMPLES = 16
+_FIGURES = {"shape", "mean", "spread", "values"}  # of each output
 # Architectures whose positions start after the padding id: no token uses the rows before that.
 COUNTED_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
 # With another machine, thread count or release, float32 outputs differ by about 1e-6 of their size (measured 3e-6
@@ -160,9 +161,10 @@ def read_fingerprint(directory: str | os.PathLike) -> dict[str, Any] | None:
         return None
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values["outputs"], dict):
-            raise TypeError
-    except (ValueError, KeyError, TypeError):
+        outputs = values["outputs"].values()
+        if values.get("format") == _FORMAT and not all(output.keys() >= _FIGURES for output in outputs):
+            raise KeyError
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{path} is not a fingerprint: delete it, and publish writes a new one") from None
     return values
 

@@ -138,9 +138,9 @@ def _inputs(model: Any, rows: int, length: int) -> dict[str, torch.Tensor]:
     """Inputs of a shape, with the last row padded; lengths beyond the model's limit are cut."""
     config = model.config
     generator = torch.Generator().manual_seed(rows * 1000 + length)
-    if getattr(config, "image_size", None):
-        size = config.image_size
-        return {"pixel_values": torch.randn(rows, config.num_channels, size, size, generator=generator)}
+    if size := getattr(config, "image_size", None):
+        height, width = (size, size) if isinstance(size, int) else size
+        return {"pixel_values": torch.randn(rows, config.num_channels, height, width, generator=generator)}
     pad = config.pad_token_id or 0
     length = min(length, longest_input(model, SimpleNamespace(model_max_length=NO_LIMIT)))
     ids_BT = torch.randint(0, config.vocab_size, (rows, length), generator=generator)
@@ -261,9 +261,10 @@ def compare_int8(
     sessions = [open_onnx(path) for path in paths]
     decided: list[list[np.ndarray]] = [[], []]
     shifts = []
-    for start in range(0, len(texts), 16):
-        columns = [text.split("\t", 1) if pairs else [text] for text in texts[start : start + 16]]
-        batch = tokenizer(*map(list, zip(*columns, strict=True)), padding=True, truncation=True, return_tensors="np")
+    # One at a time: the logits of a masked-LM head are as wide as the vocabulary.
+    for text in texts:
+        columns = [[column] for column in (text.split("\t", 1) if pairs else [text])]
+        batch = tokenizer(*columns, truncation=True, return_tensors="np")
         answers = [_answers(_logits(session, batch), problem_type) for session in sessions]
         differences = np.abs(answers[0][1] - answers[1][1])
         is_one_of_many = answers[0][0] is not None and problem_type != "multi_label_classification"

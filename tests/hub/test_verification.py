@@ -152,8 +152,9 @@ def test_fingerprint_refuses_what_is_not_finite():
         make_fingerprint(model)
 
 
-def test_damaged_fingerprint_is_named(tmp_path):
-    (tmp_path / "fingerprint.json").write_text("[]")
+@pytest.mark.parametrize("text", ["[]", '{"format": 1, "outputs": {"logits": {"shape": [1]}}}'])
+def test_damaged_fingerprint_is_named(tmp_path, text):
+    (tmp_path / "fingerprint.json").write_text(text)
     with pytest.raises(ValueError, match="not a fingerprint"):
         read_fingerprint(tmp_path)
 
