@@ -52,8 +52,8 @@ from ..utils.locks import owned_folder
 from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
 from ..utils.output_folders import folder_stays, remove_written
+from ..utils.processes import launched_processes
 from ..utils.progress_bar import quiet
-from ..utils.rank import launched_processes
 from ..utils.tokenizer_files import save_tokenizer
 from ..utils.untrusted import read_json_object
 from .arguments import (

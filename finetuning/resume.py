@@ -40,6 +40,7 @@ def settings_of(run: "FinetuningRun") -> dict[str, Any]:
         "learning_rate": run.training.learning_rate,
         "num_train_epochs": run.training.num_train_epochs,
         "per_device_train_batch_size": run.training.per_device_train_batch_size,
+        "num_processes": run.training.world_size,  # Trainer finds the step in an epoch by it
         "data": {split: fingerprint(windows) for split, windows in run.windows.items()},
         "encoder": embeddings_fingerprint(run.model),
         "arguments": {**comparable(run.arguments), "seed": run.seed},

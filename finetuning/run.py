@@ -21,8 +21,8 @@ from ..utils.files import WriteCard, disk_errors
 from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
 from ..utils.output_folders import remove_written
+from ..utils.processes import joining_processes, lost_processes, process_rank
 from ..utils.progress_bar import quiet
-from ..utils.rank import process_rank
 from ..utils.stop_request import StopRequest
 from ..utils.wording import counted
 from .arguments import (
@@ -212,7 +212,8 @@ class FinetuningRun:
         if arguments.mixed_precision == "auto" and self.precision == "bf16" and not self._computes_in_bf16():
             self.precision = "no"
         num_tokens = sum(len(window.input_ids) for window in self.windows["train"])
-        self.training = self._training_arguments(num_tokens)
+        with joining_processes():
+            self.training = self._training_arguments(num_tokens)
         self._check_processes()
         self.check_warmup(self.training)
         self.best_metric = _best_metric(arguments, self.task)
@@ -288,6 +289,7 @@ class FinetuningRun:
             seed=self.seed,
             remove_unused_columns=False,
             report_to=arguments.report_to,
+            log_level_replica="passive",  # else the other processes print what the first one does not
             disable_tqdm=True,
             dataloader_pin_memory=self.device.type == "cuda",
             accelerator_config={"even_batches": False},  # no window twice in an epoch: see SharedBatches
@@ -404,7 +406,7 @@ class FinetuningRun:
         stop = StopRequest()
         stopping = StopOnRequest(stop, trainer.accelerator)
         trainer.add_callback(stopping)
-        with stop.listening():
+        with stop.listening(), lost_processes(goes_on_by="--resume_from_checkpoint latest"):
             metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
         if stopping.has_stopped:
             print(f"stopped at step {trainer.state.global_step}; --resume_from_checkpoint latest goes on from there")

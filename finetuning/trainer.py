@@ -347,11 +347,14 @@ class StopOnRequest(TrainerCallback):
     def __init__(self, stop: StopRequest, accelerator: Accelerator) -> None:
         self.stop, self.accelerator = stop, accelerator
         self.has_stopped = False
+        self._parent = os.getppid()
 
     def _ask(self) -> bool:
         """Whether any process was asked to stop."""
         if self.accelerator.num_processes == 1:  # no wait for the device
             return bool(self.stop)
+        if os.getppid() != self._parent:
+            self.stop.request()  # the launcher is gone
         if self.stop:
             self.accelerator.set_trigger()
         return self.accelerator.check_trigger()

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clozebert.scripts._program import exit_if_stopped, parse_run_flags, run
-from clozebert.utils.rank import process_rank
+from clozebert.utils.processes import process_rank
 
 
 def main(argv: Sequence[str] | None = None) -> None:

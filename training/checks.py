@@ -11,8 +11,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -56,6 +58,35 @@ class CheckedRun:
     def last_step(self) -> int:
         """How many steps the run has."""
         return self.phases[-1].last_step
+
+
+def check_processes(run: CheckedRun, accelerator: Any) -> None:
+    """Refuse batches that do not fit the processes, what the precision cannot compute, and processes that differ.
+
+    One process may have other flags or another text, as from a stale copy on its machine.
+    """
+    for phase in run.phases:
+        phase.arguments.micro_batches(accelerator.num_processes)  # raises where they do not fit
+        check_precision(phase.arguments, accelerator.mixed_precision)
+    if accelerator.num_processes == 1:
+        return
+    mine: dict[str, Any] = {"teacher": run.teacher_fingerprint}
+    for number, (phase, mixture, config) in enumerate(zip(run.phases, run.mixtures, run.configs, strict=True)):
+        of_phase = {
+            **phase.arguments.decisive(),
+            "corpus": mixture.fingerprint,
+            "validation split": mixture.validation_fingerprint,
+            "model": config.to_json_string(),
+        }
+        mine |= {f"{name} of phase {number + 1}" if number else name: value for name, value in of_phase.items()}
+    first, *others = gather_object([mine])
+    for rank, its in enumerate(others, start=1):
+        for name, value in first.items():
+            if its.get(name) != value:
+                raise UserError(
+                    f"process {rank} was given another {name} than process 0: give all processes the same flags, and "
+                    f"the same text"
+                )
 
 
 def check_run(arguments: PretrainingArguments, config: ClozeBertConfig) -> CheckedRun:

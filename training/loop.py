@@ -14,12 +14,13 @@ from ..configuration import ClozeBertConfig
 from ..utils.device import measure_matmul_flops
 from ..utils.errors import UserError
 from ..utils.files import WriteCard
+from ..utils.processes import lost_processes
 from ..utils.stop_request import StopRequest
 from .arguments import PretrainingArguments
 from .batches import load_batches
 from .checkpoints.saving import OutputFolder
 from .checkpoints.training_state import TrainingState, read_training_state
-from .checks import check_precision, check_run
+from .checks import check_processes, check_run
 from .evaluation import EvaluationStoppedError, evaluate_mixture
 from .optimizers.state import optimizer_state, whole_weights
 from .phase_setup import PhaseSetup, dry_phase, set_up_phase, settle_buckets
@@ -75,14 +76,13 @@ class Pretraining:
             timeout=arguments.ddp_timeout,
         )
         processes = self.accelerator.num_processes
-        for phase in self.run.phases:
-            phase.arguments.micro_batches(processes)  # raises where they do not fit
-            check_precision(phase.arguments, self.accelerator.mixed_precision)
         matmul_flops = measure_matmul_flops(self.accelerator.device, self.accelerator.mixed_precision)
         self.peak_flops = matmul_flops * processes
         self.gradient_norm = 0.0
         try:
-            self._begin(begun=begun)
+            with lost_processes(goes_on_by=goes_on_by):
+                check_processes(self.run, self.accelerator)
+                self._begin(begun=begun)
         except BaseException:
             self.output.release()
             raise

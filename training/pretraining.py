@@ -13,12 +13,12 @@ from ..utils.files import WriteCard, disk_errors
 from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
 from ..utils.output_folders import folder_stays
+from ..utils.processes import lost_processes
 from ..utils.stop_request import StopRequest
 from .arguments import PretrainingArguments
 from .loop import Pretraining
 from .runtime.flash_attention import flash_attention
 from .runtime.machine import deterministic
-from .runtime.processes import lost_processes
 
 
 @outliving_readers()  # a run that a closed terminal stops still has to save
@@ -69,6 +69,6 @@ def pretrain(
             contextlib.nullcontext() if arguments.dry_run else stop.listening(),
             contextlib.nullcontext() if arguments.dry_run else folder_stays(run.output.path, way_out=moved),
             contextlib.closing(run),
-            lost_processes(run.accelerator, goes_on_by=goes_on_by),
+            lost_processes(goes_on_by=goes_on_by),
         ):
             return run.train(stop)

@@ -10,7 +10,7 @@ from filelock import FileLock, Timeout
 
 from .errors import UserError, UserFileError, as_user_errors
 from .files import LOCK_NAME, disk_errors
-from .rank import process_rank
+from .processes import process_rank
 
 # A killed program may leave children, which hold its lock until they exit.
 _SECONDS = 8.0

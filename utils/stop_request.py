@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .interrupts import end_after_patience, hearing_signals, say_now
-from .rank import process_rank
+from .processes import process_rank
 
 # SIGHUP comes when a terminal is closed; Windows has none.
 STOP_SIGNALS = tuple(number for name in ("SIGTERM", "SIGINT", "SIGHUP") if (number := getattr(signal, name, None)))

@@ -1,5 +1,9 @@
-"""Fine-tuning in several processes: each window once in an epoch, and the weights of one process."""
+"""Fine-tuning in several processes: each window once in an epoch, the weights of one process, and lost processes."""
 
+import itertools
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ from pretraining_helpers import in_forks, launcher_environments
 from safetensors.torch import load_file
 
 from clozebert.finetuning.run import finetune
-from clozebert.finetuning.trainer import SharedBatches
+from clozebert.finetuning.trainer import FinetuningTrainer, SharedBatches
 from clozebert.scripts._program import run as run_program
 
 
@@ -37,23 +41,32 @@ def test_each_window_comes_once_and_each_process_has_as_many_batches(
     assert max(sizes[-1]) <= batch_size + 1
 
 
-def train(files: tuple[str, str], model: str, output: Path, processes: int, **flags: Any) -> list[int]:
+def train(
+    files: tuple[str, str],
+    model: str,
+    output: Path,
+    processes: int,
+    prelude: Callable[[int], None] = lambda rank: None,
+    **flags: Any,
+) -> list[int]:
     arguments = arguments_of("single", files, model, output, dropout=0.0, **flags)
 
     def work(rank: int) -> None:
         AcceleratorState._reset_state(reset_partial_state=True)
+        prelude(rank)
         run_program(lambda: finetune(arguments))
 
     return in_forks(work, launcher_environments(processes))
 
 
 @pytest.mark.parametrize("kind", ["clozebert", "bert"])
-def test_two_processes_learn_what_one_learns(models: dict[str, str], tmp_path: Path, kind: str) -> None:
+def test_two_processes_learn_what_one_learns(
+    models: dict[str, str], tmp_path: Path, files: tuple[str, str], kind: str
+) -> None:
     """A batch of 16, of which 20 examples leave 4 for the last step of an epoch.
 
     Measured: the weights differ by 1e-5 at most; by 1.6e-2 where that step was filled up with other examples.
     """
-    files = (write_sentiment(tmp_path / "a.csv", rows=20), write_sentiment(tmp_path / "b.csv", rows=20, seed=1))
     flags = {"num_train_epochs": 2.0, "gradient_accumulation_steps": 1}
     for processes in (1, 2):
         output, batch = tmp_path / str(processes), 16 // processes
@@ -61,6 +74,50 @@ def test_two_processes_learn_what_one_learns(models: dict[str, str], tmp_path: P
     one, two = (load_file(tmp_path / str(processes) / "model.safetensors") for processes in (1, 2))
     for name, weights in one.items():
         torch.testing.assert_close(two[name], weights, rtol=0, atol=2e-4)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    return write_sentiment(tmp_path / "a.csv", rows=20), write_sentiment(tmp_path / "b.csv", rows=20, seed=1)
+
+
+def test_another_number_of_processes_is_no_going_on(
+    models: dict[str, str], tmp_path: Path, files: tuple[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Trainer would take the step of its checkpoint for one of larger batches, and skip examples."""
+    assert train(files, models["bert"], tmp_path / "o", 1, max_steps=2) == [0]
+    assert train(files, models["bert"], tmp_path / "o", 2, max_steps=2, resume_from_checkpoint="latest") == [2, 2]
+    assert "had num_processes=1, now it is 2; give the same flags and data" in capfd.readouterr().err
+
+
+def test_a_process_that_is_killed_is_one_line_of_the_other(
+    models: dict[str, str], tmp_path: Path, files: tuple[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def die_in_step_2(rank: int) -> None:
+        step, calls = FinetuningTrainer.training_step, itertools.count(1)
+
+        def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if rank == 1 and next(calls) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(self, *args, **kwargs)
+
+        FinetuningTrainer.training_step = training_step
+
+    assert train(files, models["bert"], tmp_path / "o", 2, die_in_step_2, max_steps=4) == [2, -9]
+    errors = capfd.readouterr().err
+    assert "error: process 0: another process of the run has ended or does not answer; see its message" in errors
+    assert "Traceback" not in errors
+
+
+def test_processes_stop_when_their_launcher_is_gone(
+    models: dict[str, str], tmp_path: Path, files: tuple[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def lose_the_launcher(rank: int) -> None:
+        parent, calls = os.getppid(), itertools.count()
+        os.getppid = lambda: parent if next(calls) < 3 else 1
+
+    assert train(files, models["bert"], tmp_path / "o", 2, lose_the_launcher, max_steps=10) == [0, 0]
+    assert "stopped at step 3;" in capfd.readouterr().out
 
 
 def test_more_processes_than_windows_are_refused(

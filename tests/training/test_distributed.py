@@ -35,7 +35,8 @@ from torch.nn.parallel import DistributedDataParallel
 from warm_python import WarmPython
 
 from clozebert import ClozeBertForMaskedLM
-from clozebert.corpus import BatchStream, Corpus, Masking, ValidationBatches
+from clozebert.corpus import BatchStream, Corpus, Masking, Mixture, ValidationBatches
+from clozebert.training import loop
 from clozebert.training.arguments import PretrainingArguments
 from clozebert.training.batches import make_masking
 from clozebert.training.evaluation import evaluate_masked_lm
@@ -148,6 +149,38 @@ def test_a_step_of_many_micro_batches_is_no_hang(prepared: Path, tmp_path: Path)
     run = {"max_steps": 4, "global_batch_size": 24, "per_device_train_batch_size": 2, "ddp_timeout": 3}
     assert run_forked(prepared, tmp_path / "run", processes=2, prelude=prelude, **run) == [128 + 15] * 2
     assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-2"]
+
+
+@pytest.mark.parametrize("name", ["corpus", "learning_rate"])
+def test_processes_that_differ_are_refused(
+    prepared: Path, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As on machines with a stale copy of the corpus, or with flags of their own."""
+
+    def prelude(rank: int) -> None:
+        if rank == 1 and name == "corpus":
+            Mixture.fingerprint = "of another text"  # type: ignore[assignment]
+        elif rank == 1:
+            decisive = PretrainingArguments.decisive
+            PretrainingArguments.decisive = lambda self: {**decisive(self), name: 1e-9}  # type: ignore[method-assign]
+
+    assert run_forked(prepared, tmp_path / "run", processes=2, prelude=prelude, **RUN) == [2, 2]
+    said = f"error: process 1 was given another {name} than process 0: give all processes the same"
+    assert said in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_that_ends_during_the_set_up_is_one_line(
+    prepared: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def prelude(rank: int) -> None:
+        if rank == 1:
+            loop.Pretraining._begin = lambda self, **options: os._exit(9)  # type: ignore[method-assign]
+
+    assert run_forked(prepared, tmp_path / "run", processes=2, prelude=prelude, **RUN) == [2, 9]
+    errors = capfd.readouterr().err
+    assert "error: process 0: another process of the run has ended or does not answer" in errors
+    assert "Traceback" not in errors
 
 
 def test_a_launch_that_would_run_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 from ...modeling import window_attention
 from ...utils.device import choose_precision, find_device, has_fast_bf16
 from ...utils.errors import UserError
-from ...utils.rank import launched_processes
+from ...utils.processes import joining_processes, launched_processes
 from .watchdog import SECONDS_TO_SAVE
 
 logger = logging.getLogger(__name__)
@@ -41,25 +41,27 @@ def make_accelerator(
 
     device = find_device(use_cpu=use_cpu)
     use_cpu = device.type == "cpu"
-    _check_launch(use_cpu=use_cpu)
+    if use_cpu and is_sharded():
+        raise UserError("Accelerate has no FSDP on CPUs: it would run DDP instead; take a configuration without FSDP")
     precision = choose_precision(mixed_precision, device)
     # Accelerate keeps one precision for the whole process; a second run in it may want another.
     if AcceleratorState._shared_state.get("_mixed_precision", precision) != precision:
         AcceleratorState._reset_state()
-    accelerator = Accelerator(
-        fsdp_plugin=sharding(precision) if is_sharded() else None,
-        cpu=use_cpu,
-        mixed_precision=precision,
-        log_with=list(report_to) or None,
-        project_dir=output_dir or None,
-        # The loop accumulates by itself. Without this, a number in the environment would divide the gradient.
-        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-        kwargs_handlers=[
-            DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False),
-            # Longer than the watchdog waits for a process that saves. It shows where each process waits.
-            InitProcessGroupKwargs(timeout=datetime.timedelta(seconds=timeout + SECONDS_TO_SAVE + 30)),
-        ],
-    )
+    with joining_processes():
+        accelerator = Accelerator(
+            fsdp_plugin=sharding(precision) if is_sharded() else None,
+            cpu=use_cpu,
+            mixed_precision=precision,
+            log_with=list(report_to) or None,
+            project_dir=output_dir or None,
+            # The loop accumulates by itself. Without this, a number in the environment would divide the gradient.
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+            kwargs_handlers=[
+                DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False),
+                # Longer than the watchdog waits for a process that saves. It shows where each process waits.
+                InitProcessGroupKwargs(timeout=datetime.timedelta(seconds=timeout + SECONDS_TO_SAVE + 30)),
+            ],
+        )
     launched = launched_processes()
     if accelerator.num_processes != launched:
         raise UserError(f"{launched} processes were launched, but Accelerate runs {accelerator.num_processes}")
@@ -89,17 +91,6 @@ def sharding(precision: str) -> Any:
             param_dtype=half, reduce_dtype=torch.float32, output_dtype=None, cast_forward_inputs=False
         )
     return plugin
-
-
-def _check_launch(*, use_cpu: bool) -> None:
-    by_accelerate = "ACCELERATE_MIXED_PRECISION" in os.environ
-    if by_accelerate and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
-        raise UserError(
-            "accelerate launch was asked for several processes but started one, as it does with --cpu: give it "
-            '--config_file "$(clozebert launch-config cpu)" instead'
-        )
-    if use_cpu and is_sharded():
-        raise UserError("Accelerate has no FSDP on CPUs: it would run DDP instead; take a configuration without FSDP")
 
 
 def choose_compilation(wanted: bool | None, device: torch.device) -> bool:

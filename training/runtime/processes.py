@@ -1,8 +1,6 @@
 """Communication between the processes of a run."""
 
-import contextlib
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -13,8 +11,6 @@ from ...utils.errors import UserError
 _Result = TypeVar("_Result")
 # Process groups that were left, see `leave`.
 _left: list[Any] = []
-# What the messages of failed collective operations contain.
-_OF_COLLECTIVES = re.compile(r"gloo[/\\]|NCCL|nccl|TCPStore|recvValue|Connection closed by peer")
 
 
 def sum_over_processes(values: torch.Tensor, accelerator: Any) -> torch.Tensor:
@@ -49,27 +45,6 @@ def on_main_process(accelerator: Any, action: Callable[[], _Result]) -> _Result:
     if (error := failure or result[1]) is not None:
         raise error
     return result[0]
-
-
-@contextlib.contextmanager
-def lost_processes(accelerator: Any, *, goes_on_by: str) -> Iterator[None]:
-    """Report the error of a collective operation in one line: another process of the run has ended.
-
-    Args:
-        goes_on_by: what resumes the run, for the message.
-
-    Raises:
-        UserError: in place of that error.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if accelerator.num_processes == 1 or not _OF_COLLECTIVES.search(str(error)):
-            raise
-        raise UserError(
-            f"process {accelerator.process_index}: another process of the run has ended or does not answer; see its "
-            f"message above; {goes_on_by} continues from the last checkpoint"
-        ) from error
 
 
 def leave(accelerator: Any) -> None:

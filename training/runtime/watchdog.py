@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from ...utils.rank import process_rank
+from ...utils.processes import process_rank
 from ...utils.stop_request import StopRequest
 
 # After a signal, or when the launcher is gone, a process is ended after this many seconds without progress.

@@ -1,0 +1,82 @@
+"""The processes of a run under a launcher: how many there are, which one this is, waiting for them, and losing one."""
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .errors import UserError
+
+# What the messages of failed collective operations contain.
+_OF_COLLECTIVES = re.compile(r"gloo[/\\]|NCCL|nccl|TCPStore|recvValue|Connection closed by peer")
+_SECONDS_UNSAID = 10.0  # of waiting for the other processes
+
+
+class LostProcessError(UserError):
+    """Another process of the run has ended or does not answer."""
+
+
+def process_rank() -> int:
+    """The number that `torchrun` or `accelerate launch` gave this process; 0 if it is the only one."""
+    return int(os.environ.get("RANK") or 0) if launched_processes() > 1 else 0
+
+
+def launched_processes() -> int:
+    """The number of processes of this run, by what its launcher says."""
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
+@contextmanager
+def joining_processes() -> Iterator[None]:
+    """Around the call that joins the processes of a run. If it waits for long, a line says for what.
+
+    Raises:
+        UserError: the launch would run something other than it was asked for, or nothing.
+    """
+    address = os.environ.get("MASTER_ADDR")
+    left = [name for name in ("LOCAL_RANK", "WORLD_SIZE") if name in os.environ]
+    if not address and ("LOCAL_RANK" in left or launched_processes() > 1):
+        raise UserError(
+            f"{left[0]}={os.environ[left[0]]!r} is in the environment, as from a launcher, but no MASTER_ADDR: unset "
+            f"{' and '.join(left)}, or start the processes with accelerate launch or torchrun"
+        )
+    if address and "ACCELERATE_MIXED_PRECISION" in os.environ and "WORLD_SIZE" not in os.environ:
+        raise UserError(
+            "accelerate launch was asked for several processes but started one, as it does with --cpu: give it "
+            '--config_file "$(clozebert launch-config cpu)" instead'
+        )
+    line = (
+        f"waiting for the other processes of WORLD_SIZE={launched_processes()} at {address}:"
+        f"{os.environ.get('MASTER_PORT')}; without a launcher, unset RANK, WORLD_SIZE and LOCAL_RANK"
+    )
+    timer = threading.Timer(_SECONDS_UNSAID, lambda: print(line, file=sys.stderr, flush=True))
+    timer.daemon = True
+    if launched_processes() > 1:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def lost_processes(*, goes_on_by: str) -> Iterator[None]:
+    """Report the error of a collective operation in one line: another process of the run has ended.
+
+    Args:
+        goes_on_by: what resumes the run, for the message.
+
+    Raises:
+        LostProcessError: in place of that error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if launched_processes() == 1 or not _OF_COLLECTIVES.search(str(error)):
+            raise
+        raise LostProcessError(
+            f"process {process_rank()}: another process of the run has ended or does not answer; see its message "
+            f"above; {goes_on_by} continues from the last checkpoint"
+        ) from error
