@@ -122,7 +122,7 @@ class AdaptationArguments:
     )
     use_cpu: bool = flag("stay on the CPU even if there is a GPU", False, section=_TRAINING)
     max_eval_batches: int = flag("validate on this many batches of 32 rows, at most", 25, section=_TRAINING)
-    save_steps: int = flag("steps between two checkpoints, or fewer in a short run", 500, section=_TRAINING)
+    save_steps: int = flag("steps between two checkpoints (fewer in a short run)", 500, section=_TRAINING)
     overwrite_output_dir: bool = flag("delete the adaptation in output_dir, and start over", False)
     prepare_only: bool = flag("stop before training, so that several processes can train", False, section=_TRAINING)
     disable_tqdm: bool = flag("show no progress bar", False)

@@ -110,7 +110,7 @@ class FinetuningArguments:
         section=_DATA,
         metavar="WORD",
     )
-    seed: int = flag("seed of the new head, the order of the data and dropout", DEFAULT_SEED)
+    seed: int = flag("seed of the new head, the order of the data, dropout, and what is held out", DEFAULT_SEED)
     seeds: list[int] | None = flag(
         "run once for each seed, in sub-folders, and report mean and deviation", section=_RUNS
     )

@@ -70,8 +70,8 @@ def read_data(arguments: FinetuningArguments, known: list[str] | None) -> Labell
         raise UserError(f"--class_weights balanced works for {SINGLE_LABEL} only, this is {task.problem_type}")
     for examples in splits.values():
         task.check(examples)
-    if not task.per_token and task.problem_type != REGRESSION:
-        _say_missing_labels(splits, task.label_names)
+    if task.problem_type != REGRESSION:
+        _say_missing_labels(splits, task)
     return LabelledData(splits, task, facts, on_hub)
 
 
@@ -249,12 +249,13 @@ def _say_copies(splits: Splits) -> None:
             )
 
 
-def _say_missing_labels(splits: Splits, names: list[str]) -> None:
+def _say_missing_labels(splits: Splits, task: Task) -> None:
     """Print the labels of the training data that no example of another split has: no score says how these are found."""
+    names = list(dict.fromkeys(map(task.class_of, task.label_names)))
     for split, examples in splits.items():
         if split == "train":
             continue
-        present = set(chain.from_iterable(example.labels for example in examples))
+        present = {task.class_of(name) for example in examples for name in example.labels}
         missing = [name for name in names if name not in present]
         if missing and present:
             shown = ", ".join(missing[:_MOST_SHOWN]) + (", …" if len(missing) > _MOST_SHOWN else "")

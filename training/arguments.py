@@ -169,9 +169,13 @@ class PretrainingArguments:
     ddp_timeout: int = flag("seconds after which a process or a data worker counts as hung", 300, _MACHINE)
 
     logging_steps: int = flag("steps between two log entries", 10, _RECORDS)
-    eval_steps: int = flag("steps between two evaluations, or fewer in a short run; 0: only at the end", 500, _RECORDS)
+    eval_steps: int = flag(
+        "steps between two evaluations (fewer in a short run without --max_steps); 0: only at the end", 500, _RECORDS
+    )
     max_eval_batches: int | None = flag("evaluate on this many batches only", section=_RECORDS, on_resume=_SAID)
-    save_steps: int = flag("steps between two checkpoints, or fewer in a short run; 0: only at the end", 500, _RECORDS)
+    save_steps: int = flag(
+        "steps between two checkpoints (fewer in a short run without --max_steps); 0: only at the end", 500, _RECORDS
+    )
     save_total_limit: int | None = flag("checkpoints to keep, the newest ones", 2, _RECORDS)
     report_to: list[str] = flag("trackers besides the log: tensorboard, trackio, wandb", [], _RECORDS, metavar="NAME")
     disable_tqdm: bool = flag("no progress bar; a line for each log entry instead", False, _RECORDS)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from clozebert.finetuning.arguments import PredictionArguments, SequenceArguments
+from clozebert.finetuning.data import read_data
 from clozebert.finetuning.predict import predict
 from clozebert.finetuning.run import finetune
 from clozebert.hub.card import write_card
@@ -16,7 +17,7 @@ from clozebert.utils.errors import UserError
 
 pytest.importorskip("sklearn")
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from finetuning_helpers import make_checkpoint, write_sentiment
+from finetuning_helpers import arguments_of, make_checkpoint, write_sentiment
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,16 @@ def test_labels_that_no_score_says_anything_of(model: str, tmp_path: Path, capsy
     said = capsys.readouterr().out
     assert "no validation example has 2 labels of the 3, so the scores say nothing of: a, c\n" in said
     assert "no train" not in said
+
+
+def test_entity_types_that_no_score_says_anything_of(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """By type: the validation data have no `I-LOC`, but a place."""
+    (tmp_path / "t.conll").write_text("Ada B-PER\nin O\nNew B-LOC\nYork I-LOC\n\nRex B-DOG\nruns O\n\n" * 5)
+    (tmp_path / "d.conll").write_text("York B-LOC\nis O\nold O\n\nTom B-PER\nsat O\n")
+    files = str(tmp_path / "t.conll"), str(tmp_path / "d.conll")
+    read_data(arguments_of("token", files, "m", tmp_path / "o"), None)
+    said = capsys.readouterr().out
+    assert "no validation example has 1 label of the 4, so the scores say nothing of: DOG\n" in said
 
 
 def test_scores_on_copies_of_the_training_data(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
