@@ -1,6 +1,5 @@
 """Makes the model that continued pretraining starts from: converted, its vocabulary swapped, extended or trimmed."""
 
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -9,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import transformers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from ..configuration import ClozeBertConfig
 from ..corpus.encoding import Encoder, split_encoded
@@ -20,14 +19,12 @@ from ..hub.convert import load_clozebert_masked_lm
 from ..hub.convert_config import choose_architecture, config_from_native
 from ..hub.loading import find_folder, read_config
 from ..hub.natives import architecture_of
-from ..hub.processors import TOKENIZER_FILE_NAMES
 from ..modeling import ClozeBertForMaskedLM
 from ..training.initialization.initial_model import load_configuration, set_token_ids
 from ..training.initialization.rebuilding import config_of_layers, evenly_spaced, take_layers, take_rows
-from ..utils.errors import UserError, as_user_errors
+from ..utils.errors import UserError
 from ..utils.files import hash_model
 from ..utils.progress_bar import quiet
-from ..utils.tokenizer_files import save_tokenizer
 from .arguments import AdaptationArguments
 from .vocabulary_transfer import swap
 
@@ -79,7 +76,7 @@ def open_source_model(name_or_path: str) -> SourceModel:
     names = values.get("architectures") or ["model without a head"]
     if not names[0].endswith("ForMaskedLM"):
         raise UserError(f"model_name_or_path={name_or_path!r} holds a {names[0]}, and a masked-LM model is needed")
-    tokenizer = _tokenizer_in(folder)
+    tokenizer = load_tokenizer(str(folder), flag="model_name_or_path")
     rows = values.get("vocab_size")
     if isinstance(rows, int) and len(tokenizer) > rows:
         raise UserError(
@@ -101,17 +98,6 @@ def _configuration(folder: Path, model_type: str) -> ClozeBertConfig:
         return load_configuration(str(folder))
     native = getattr(transformers, architecture_of(model_type).config_class).from_pretrained(folder)
     return config_from_native(native, "ForMaskedLM")
-
-
-def _tokenizer_in(folder: Path) -> PreTrainedTokenizerFast:
-    if (folder / "tokenizer.json").is_file() or not any((folder / name).is_file() for name in TOKENIZER_FILE_NAMES):
-        return load_tokenizer(str(folder), flag="model_name_or_path")
-    with tempfile.TemporaryDirectory() as place:  # an older folder that has only the vocabulary
-        # A library may raise anything for files that others made.
-        with as_user_errors(Exception, about=f"the tokenizer in {folder} cannot be loaded; a file may be missing"):
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        save_tokenizer(tokenizer, place)
-        return load_tokenizer(place, flag="model_name_or_path")
 
 
 def check_vocabulary_flags(arguments: AdaptationArguments, source: SourceModel) -> PreTrainedTokenizerFast:

@@ -17,6 +17,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from ..utils.errors import UserError, check_choice, first_line
+from ..utils.tokenizer_files import VOCABULARY_FILES
 from ..utils.untrusted import check_model_folder
 from .encoding import WORD_PATTERN
 
@@ -343,10 +344,13 @@ def load_tokenizer(name_or_path: str, *, flag: str = "tokenizer_name") -> "PreTr
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     path = Path(name_or_path)
-    if path.exists() and not (path / "tokenizer.json").is_file():
-        if path.is_file():
-            raise UserError(f"{flag}={name_or_path!r} is a file: give its folder, {str(path.parent)!r}")
-        raise UserError(f"{flag}={name_or_path!r} holds no tokenizer.json; train one with train-tokenizer")
+    if path.is_file():
+        raise UserError(f"{flag}={name_or_path!r} is a file: give its folder, {str(path.parent)!r}")
+    if path.exists() and not any((path / name).is_file() for name in VOCABULARY_FILES):
+        raise UserError(
+            f"{flag}={name_or_path!r} holds no tokenizer.json and no older vocabulary, such as vocab.txt: put the "
+            f"tokenizer's files there, or train one with train-tokenizer"
+        )
     check_model_folder(name_or_path, allow_pickle=True)  # no weights are read
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)

@@ -11,12 +11,16 @@ from transformers import AutoTokenizer
 
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import write_text
-from ..utils.tokenizer_files import read_tokenizer_settings, save_tokenizer, write_tokenizer_settings
+from ..utils.tokenizer_files import (
+    VOCABULARY_FILES,
+    read_tokenizer_settings,
+    save_tokenizer,
+    write_tokenizer_settings,
+)
 from ..utils.untrusted import is_within, read_json_object
 
 # Any of these files means that the folder has a tokenizer.
-_HAS_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model",
-                  "sentencepiece.bpe.model", "tokenizer.model")  # fmt: skip
+_HAS_TOKENIZER = (*VOCABULARY_FILES, "tokenizer_config.json")
 TOKENIZER_FILE_NAMES = (*_HAS_TOKENIZER, "merges.txt", "special_tokens_map.json", "added_tokens.json")
 LICENSE_FILES = ("LICEN[SC]E*", "licen[sc]e*", "NOTICE*", "COPYING*", "USE_POLICY*", "LICENSES/*")
 CODE_LICENSE_NAME = "LICENSE.clozebert"  # goes with the code of a bundle, and is not the model's

@@ -7,6 +7,9 @@ from typing import Any
 
 from .files import write_text
 
+# What holds the vocabulary of a fast tokenizer: the first in newer folders, one of the others in older ones.
+VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model",
+                    "tokenizer.model")  # fmt: skip
 _SETTINGS = "tokenizer_config.json"
 # Settings that say how a tokenizer was loaded on this machine. transformers saves them with the others.
 _HOW_IT_WAS_LOADED = ("is_local", "local_files_only", "name_or_path", "tokenizer_file")

@@ -39,7 +39,8 @@ from clozebert.utils.tokenizer_files import save_tokenizer
 def test_a_model_whose_tokenizer_lacks_its_file_is_refused(bert: Path, texts: Path, tmp_path: Path) -> None:
     model = shutil.copytree(bert, tmp_path / "model")
     (model / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match=f"the tokenizer in {model} cannot be loaded; a file may be missing: "):
+    said = f"model_name_or_path='{model}' holds no tokenizer.json and no older vocabulary, such as vocab.txt: put"
+    with pytest.raises(UserError, match=said):
         run(model, texts / "new.txt", tmp_path / "out")
 
 

@@ -248,6 +248,15 @@ def test_loading_names_what_is_missing(tokenizers: dict[str, PreTrainedTokenizer
         load_tokenizer(str(tmp_path))
 
 
+def test_the_folder_of_an_older_model_has_only_its_vocabulary(tmp_path: Path) -> None:
+    """As BERTs of 2019 on the Hub; its configuration says whose vocabulary it is."""
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "film", "the", "##s"]) + "\n")
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert tokenizer("The films").input_ids == [2, 6, 5, 7, 3]
+    assert Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()).encode("the film").ids == [2, 6, 5, 3]
+
+
 def test_a_tokenizer_that_frames_no_text_does_so_once_it_is_loaded(
     tokenizers: dict[str, PreTrainedTokenizerFast], tmp_path: Path
 ) -> None:
