@@ -389,8 +389,7 @@ class Adaptation:
         """The rows of a step: of the run so far or the flag, else of the preparation, rounded up for the processes."""
         if checkpoint := newest_valid(self.work / "run"):
             return read_state(checkpoint)[0].arguments["global_batch_size"]
-        rows, processes = self._before()["global_batch_size"], launched_processes()
-        return rows if self.arguments.global_batch_size else -(-rows // processes) * processes
+        return self.arguments.rows_for_processes(self._before()["global_batch_size"], launched_processes())
 
     def _new_rows(self) -> float:
         """The number of training rows, including replayed ones, if neither steps nor minutes are given."""

@@ -213,6 +213,14 @@ class AdaptationArguments:
         wanted = max(1.0, tokens / max_seq_length / _USUAL_STEPS)
         return min(_MOST_ROWS, max(_LEAST_ROWS, 1 << round(math.log2(wanted))))
 
+    def rows_for_processes(self, rows: int, processes: int) -> int:
+        """The rows of a step, rounded up so that several processes, and their micro-batches, share them evenly."""
+        if self.global_batch_size is not None or processes == 1:
+            return rows
+        of_process = math.ceil(rows / processes)
+        micro_batches = math.ceil(of_process / self.per_device_train_batch_size)
+        return processes * micro_batches * math.ceil(of_process / micro_batches)
+
     @property
     def replayed(self) -> float:
         """The share of the rows that come from --replay_input; 0 without it."""
@@ -242,11 +250,11 @@ class AdaptationArguments:
     ) -> PretrainingArguments:  # fmt: skip
         """The flags of the training run: the rate warms up, stays at its peak, and decays over the last 30 %.
 
-        Given its `processes`, the rows of a micro-batch are the most that divide those of a process.
+        Given its `processes`, and if no flag gives the rows of a step, a micro-batch has the most rows that fit.
         """
         work = self.work
         passed_on = {name: getattr(self, name) for name in _OF_PRETRAINING}
-        if processes is not None:
+        if processes is not None and self.global_batch_size is None:
             most = self.per_device_train_batch_size
             fitting = (size for size in divisors(rows // processes) if size <= most)
             passed_on["per_device_train_batch_size"] = next(fitting, most)

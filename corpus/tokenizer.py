@@ -359,6 +359,11 @@ def load_tokenizer(name_or_path: str, *, flag: str = "tokenizer_name") -> "PreTr
         raise UserError(f"{flag}={name_or_path!r} {here}cannot be loaded: {first_line(error)}") from None
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UserError(f"{flag}={name_or_path!r} is not a fast tokenizer; word boundaries need one")
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # a class that reads other files makes an empty vocabulary
+        raise UserError(
+            f"{flag}={name_or_path!r} holds no vocabulary that {type(tokenizer).__name__} reads: load it with its own "
+            f"class, and save it"
+        )
     missing = [name for name in SPECIAL_TOKENS if getattr(tokenizer, name) is None and name != "unk_token"]
     if missing:
         wanted = {name: SPECIAL_TOKENS[name] for name in missing}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SETTINGS_FILE = "finetuning_settings.json"
 _WEIGHTS = r"model.*\.safetensors"
-_AFRESH = "--overwrite_output_dir in place of --resume_from_checkpoint"
+AFRESH = "--overwrite_output_dir in place of --resume_from_checkpoint"
 
 
 def settings_of(run: "FinetuningRun") -> dict[str, Any]:
@@ -72,6 +72,8 @@ def finished_results(wanted: str | None, folder: str, settings: dict[str, Any]) 
     if wanted != "latest" or not all(path.exists() for path in paths) or not written_in(Path(folder), [_WEIGHTS]):
         return None
     results, before = map(read_json_object, paths)
+    if "seeds" in results:  # the means of other runs, in folders of their own
+        return None
     refuse_other_settings(Path(folder), before, settings)
     return results
 
@@ -104,12 +106,12 @@ def checkpoint_to_resume(wanted: str | None, folder: str, settings: dict[str, An
         if not any(Path(checkpoint).glob(pattern)):
             raise UserError(
                 f"--resume_from_checkpoint {checkpoint}: {pattern} is missing in it; copy it there, name another "
-                f"checkpoint, or begin afresh with {_AFRESH}"
+                f"checkpoint, or begin afresh with {AFRESH}"
             )
     _check_best(checkpoint, folder)
     # The checkpoint may be of a run in another folder. A copy may have no settings beside it.
     homes = {Path(checkpoint).resolve().parent: "leave out --resume_from_checkpoint"}
-    homes[Path(folder).resolve()] = _AFRESH
+    homes[Path(folder).resolve()] = AFRESH
     for home, way_out in homes.items():
         path = home / SETTINGS_FILE
         if path.exists():
@@ -126,11 +128,11 @@ def _refuse_to_replace_a_model(folder: Path, settings: dict[str, Any]) -> None:
         raise UserError(
             f"--resume_from_checkpoint latest: {folder} holds a model and no run to resume; give another --output_dir"
         )
-    refuse_other_settings(folder, read_json_object(path), settings, way_out=_AFRESH)
+    refuse_other_settings(folder, read_json_object(path), settings, way_out=AFRESH)
 
 
 def refuse_other_settings(
-    folder: Path, before: dict[str, Any], settings: dict[str, Any], *, way_out: str = _AFRESH
+    folder: Path, before: dict[str, Any], settings: dict[str, Any], *, way_out: str = AFRESH
 ) -> None:
     """Raise if a run in `folder` had other `settings_of` than this one.
 

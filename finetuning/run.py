@@ -64,6 +64,7 @@ from .reports import (
     write_report,
 )
 from .resume import (
+    AFRESH,
     SETTINGS_FILE,
     checkpoint_to_resume,
     finished_results,
@@ -84,6 +85,7 @@ from .trainer import (
     are_finite,
     check_tracker,
     make_collator,
+    rounds_of_epoch,
 )
 from .windows import MANY_UNKNOWN, PackedCollator, WindowMaker, count_unknown, pair_separator
 
@@ -112,6 +114,7 @@ def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = N
     way_out = "lower per_device_train_batch_size, and raise gradient_accumulation_steps by the same factor"
     with (
         training_modes(find_device()),
+        lost_processes(goes_on_by="--resume_from_checkpoint latest"),
         own_output_dir(arguments),
         memory_errors(f"{way_out}; while it evaluates, lower per_device_eval_batch_size"),
         contextlib.nullcontext() if process_rank() == 0 else contextlib.redirect_stdout(io.StringIO()),
@@ -307,7 +310,9 @@ class FinetuningRun:
 
     def check_warmup(self, training: TrainingArguments) -> None:
         """Raise if the warm-up is longer than the run, whose learning rate would never reach its peak."""
-        num_batches = math.ceil(len(self.windows["train"]) / (training.train_batch_size * training.world_size))
+        num_batches = rounds_of_epoch(
+            len(self.windows["train"]), batch_size=training.train_batch_size, processes=training.world_size
+        )
         num_steps = math.ceil(training.num_train_epochs * math.ceil(num_batches / training.gradient_accumulation_steps))
         num_steps = training.max_steps if training.max_steps > 0 else num_steps
         if training.warmup_steps > num_steps:
@@ -384,7 +389,7 @@ class FinetuningRun:
                 settings = settings_of(self)
                 done = finished_results(self.arguments.resume_from_checkpoint, self.folder, settings)
                 if done is not None:
-                    print(f"{self.folder}: this run is finished; --overwrite_output_dir trains it again", flush=True)
+                    print(f"{self.folder}: this run is finished; {AFRESH} trains it again", flush=True)
                     return done
                 trainer, trained = self._train(settings)
                 return trained if "stopped_by" in trained else self._finish(trainer, trained, settings, write_card)
@@ -406,7 +411,7 @@ class FinetuningRun:
         stop = StopRequest()
         stopping = StopOnRequest(stop, trainer.accelerator)
         trainer.add_callback(stopping)
-        with stop.listening(), lost_processes(goes_on_by="--resume_from_checkpoint latest"):
+        with stop.listening():
             metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
         if stopping.has_stopped:
             print(f"stopped at step {trainer.state.global_step}; --resume_from_checkpoint latest goes on from there")

@@ -110,6 +110,12 @@ class LengthGroupedSampler(torch.utils.data.Sampler[int]):
         yield from (index for batch in [*batches, *rest] for index in batch)
 
 
+def rounds_of_epoch(windows: int, *, batch_size: int, processes: int) -> int:
+    """How many batches each process takes in an epoch; see `SharedBatches`."""
+    rounds, rest = divmod(windows, batch_size * processes)
+    return rounds + (rest >= processes)
+
+
 class SharedBatches(torch.utils.data.BatchSampler):
     """Batches for several processes: as many for each, and each window once.
 
@@ -125,17 +131,15 @@ class SharedBatches(torch.utils.data.BatchSampler):
         super().__init__(sampler, batch_size, drop_last=False)
         self.num_processes = num_processes
 
-    def _whole_rounds(self) -> int:
-        """The rounds before the last one."""
-        rounds, rest = divmod(len(self.sampler), self.batch_size * self.num_processes)  # type: ignore[arg-type]
-        return rounds if rest >= self.num_processes else rounds - 1
+        windows = len(sampler)
+        self.num_rounds = rounds_of_epoch(windows, batch_size=batch_size, processes=num_processes)
 
     def __len__(self) -> int:
-        return (self._whole_rounds() + 1) * self.num_processes
+        return self.num_rounds * self.num_processes
 
     def __iter__(self) -> Iterator[list[int]]:
         order = list(self.sampler)
-        begin = self._whole_rounds() * self.num_processes * self.batch_size
+        begin = (self.num_rounds - 1) * self.num_processes * self.batch_size
         yield from (order[start : start + self.batch_size] for start in range(0, begin, self.batch_size))
         for batch in np.array_split(order[begin:], self.num_processes):
             yield batch.tolist()

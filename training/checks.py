@@ -76,7 +76,7 @@ def check_processes(run: CheckedRun, accelerator: Any) -> None:
             **phase.arguments.decisive(),
             "corpus": mixture.fingerprint,
             "validation split": mixture.validation_fingerprint,
-            "model": config.to_json_string(),
+            "model": {name: value for name, value in config.to_dict().items() if name != "transformers_version"},
         }
         mine |= {f"{name} of phase {number + 1}" if number else name: value for name, value in of_phase.items()}
     first, *others = gather_object([mine])

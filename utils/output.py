@@ -25,8 +25,9 @@ class _Outliving:
     def write(self, text: str) -> int:
         try:
             self._attempt(lambda: self._stream.write(text))
-        except UnicodeEncodeError as error:
-            shown = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
+        except UnicodeEncodeError:
+            encoding = self._stream.encoding  # an error may call it `charmap`, which is none of a language
+            shown = text.encode(encoding, "backslashreplace").decode(encoding)
             self._attempt(lambda: self._stream.write(shown))
         return len(text)
 

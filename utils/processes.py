@@ -78,5 +78,5 @@ def lost_processes(*, goes_on_by: str) -> Iterator[None]:
             raise
         raise LostProcessError(
             f"process {process_rank()}: another process of the run has ended or does not answer; see its message "
-            f"above; {goes_on_by} continues from the last checkpoint"
+            f"above; {goes_on_by} continues from the last checkpoint, if there is one"
         ) from error

@@ -192,6 +192,15 @@ def test_a_micro_batch_has_at_most_the_rows_of_the_flag(most: int, processes: in
     assert run.rows_at_once(processes) == rows
 
 
+@pytest.mark.parametrize(("most", "processes", "step"), [(32, 1, 64), (24, 1, 64), (32, 5, 65), (8, 5, 70), (8, 3, 72)])
+def test_processes_and_their_micro_batches_share_the_rows_of_a_step(most: int, processes: int, step: int) -> None:
+    arguments = AdaptationArguments("model", "out", input=["new.txt"], per_device_train_batch_size=most)
+    rows = arguments.rows_for_processes(64, processes)
+    run = arguments.for_pretraining(hidden_size=768, rows=rows, processes=processes, max_seq_length=128)
+    assert rows == step
+    assert run.rows_at_once(processes) > min(most, rows // processes) / 2
+
+
 def test_text_that_changed_since_is_no_going_on(bert: Path, texts: Path, tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     shutil.copyfile(texts / "new.txt", tmp_path / "text" / "one.txt")

@@ -255,6 +255,9 @@ def test_the_folder_of_an_older_model_has_only_its_vocabulary(tmp_path: Path) ->
     tokenizer = load_tokenizer(str(tmp_path))
     assert tokenizer("The films").input_ids == [2, 6, 5, 7, 3]
     assert Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()).encode("the film").ids == [2, 6, 5, 3]
+    (tmp_path / "config.json").write_text('{"model_type": "albert"}')  # reads SentencePiece, and would know nothing
+    with pytest.raises(UserError, match="holds no vocabulary that AlbertTokenizer reads: load it with its own class"):
+        load_tokenizer(str(tmp_path))
 
 
 def test_a_tokenizer_that_frames_no_text_does_so_once_it_is_loaded(

@@ -90,6 +90,16 @@ def test_another_number_of_processes_is_no_going_on(
     assert "had num_processes=1, now it is 2; give the same flags and data" in capfd.readouterr().err
 
 
+def test_a_warm_up_is_as_long_as_the_run_at_most(
+    models: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """17 examples in batches of 16 leave one, which two processes do not take as a step of its own."""
+    files = write_sentiment(tmp_path / "a.csv", rows=17), write_sentiment(tmp_path / "b.csv", rows=20, seed=1)
+    batch = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_train_epochs": 4.0}
+    assert train(files, models["bert"], tmp_path / "o", 2, warmup_steps=7, **batch) == [2, 2]
+    assert "--warmup_steps 7: the run has 4 steps" in capfd.readouterr().err
+
+
 def test_a_process_that_is_killed_is_one_line_of_the_other(
     models: dict[str, str], tmp_path: Path, files: tuple[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:

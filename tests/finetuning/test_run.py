@@ -337,9 +337,19 @@ def test_seeds_give_mean_and_deviation(
     weights = tmp_path / "o" / "seed-1" / "model.safetensors"
     before = weights.stat().st_mtime_ns
     assert finetune(dataclasses.replace(arguments, resume_from_checkpoint="latest")) == results
-    assert "seed-1: this run is finished; --overwrite_output_dir trains it again" in capsys.readouterr().out
+    assert "seed-1: this run is finished; --overwrite_output_dir in place of" in capsys.readouterr().out
     assert weights.stat().st_mtime_ns == before
     assert results["train_runtime"] > 0
+
+
+def test_the_means_of_seeds_are_not_the_results_of_a_run_beside_them(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path
+) -> None:
+    arguments = arguments_of("single", data["single"], models["bert"], tmp_path / "o", max_steps=1)
+    results = finetune(arguments)
+    resumed = dataclasses.replace(arguments, resume_from_checkpoint="latest")
+    assert "eval_loss_sd" in finetune(dataclasses.replace(resumed, seeds=[1, 2]))
+    assert finetune(resumed)["eval_loss"] == results["eval_loss"]
 
 
 @pytest.mark.parametrize("scheme", ["auto", "plain"])

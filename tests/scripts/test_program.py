@@ -4,14 +4,17 @@ import os
 import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from clozebert.scripts import _program
 from clozebert.scripts import plan as program
 from clozebert.scripts._program import check_output_file, command
 from clozebert.utils.command_line import Flag, Parser
 from clozebert.utils.errors import UserError
+from clozebert.utils.processes import LostProcessError
 
 PROGRAM = """
 import numpy as np
@@ -215,3 +218,20 @@ def test_a_number_of_many_digits_is_refused(words: list[str], message: str, caps
         Parser(flags, prog="p", description="").read(words)
     assert message in capsys.readouterr().err
     assert Parser(flags, prog="p", description="").read(["--seed", str(2**64 - 1)])["seed"] == 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    ("rank", "error", "waits"),
+    [("0", UserError("x"), []), ("1", UserError("x"), [1.0]), ("1", LostProcessError("x"), [])],
+)
+def test_the_first_process_says_an_error_for_the_others(
+    rank: str, error: UserError, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher ends the others while they wait. What only they know, they say afterwards."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit, match=r"^2$"):
+        _program._end_with(error)
+    assert slept == waits

@@ -52,12 +52,13 @@ def test_what_another_program_puts_in_their_place_stays(monkeypatch):
         assert sys.stdout is other
 
 
-def test_letters_that_the_encoding_lacks_are_escaped(monkeypatch):
+@pytest.mark.parametrize(("encoding", "shown"), [("cp1252", b"\xe9\\u597d\x80"), ("cp1251", b"\\xe9\\u597d\x88")])
+def test_letters_that_the_encoding_lacks_are_escaped(encoding, shown, monkeypatch):
     written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="cp1252"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
     with outliving_readers():
-        print("é好", flush=True)
-    assert written.getvalue() == "é".encode("cp1252") + rb"\u597d" + os.linesep.encode()
+        print("é好€", end="", flush=True)
+    assert written.getvalue() == shown
 
 
 def test_a_program_without_streams_writes_to_nowhere(monkeypatch):
