@@ -82,6 +82,8 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
     shortest = {"per_device_train_batch_size": max(batch_sizes), "num_train_epochs": min(lengths)}
     _check_shortest(run, {name: shortest[name] for name in free if name in shortest})
 
+    said: set[int] = set()
+
     def space(trial: Any) -> dict[str, Any]:
         suggest: dict[str, Callable[[str], Any]] = {
             "learning_rate": lambda name: trial.suggest_float(name, rate / 5, rate * 5, log=True),
@@ -89,7 +91,8 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
             "num_train_epochs": lambda name: trial.suggest_categorical(name, lengths),
         }
         values = {name: suggest[name](name) for name in free}
-        if run.training.process_index == 0:
+        if run.training.process_index == 0 and trial.number not in said:  # asked twice with several processes
+            said.add(trial.number)
             print(f"trial {trial.number}: " + ", ".join(f"{k} {v:.3g}" for k, v in values.items()), flush=True)
         return values
 
