@@ -21,7 +21,7 @@ from ..utils.files import WriteCard, disk_errors
 from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
 from ..utils.output_folders import remove_written
-from ..utils.processes import joining_processes, lost_processes, process_rank
+from ..utils.processes import joining_processes, lost_processes, process_rank, refuse_differences
 from ..utils.progress_bar import quiet
 from ..utils.stop_request import StopRequest
 from ..utils.wording import counted
@@ -387,6 +387,7 @@ class FinetuningRun:
         try:
             with full_disk(self.folder):
                 settings = settings_of(self)
+                refuse_differences({**settings["arguments"], **settings})
                 done = finished_results(self.arguments.resume_from_checkpoint, self.folder, settings)
                 if done is not None:
                     print(f"{self.folder}: this run is finished; {AFRESH} trains it again", flush=True)

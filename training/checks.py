@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -24,6 +23,7 @@ from ..corpus.tokenizer import load_tokenizer, tokenizer_differences
 from ..modeling import ClozeBertForMaskedLM
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import hub_name
+from ..utils.processes import refuse_differences
 from .arguments import Phase, PretrainingArguments
 from .checkpoints.folders import newest_valid
 from .initialization.initial_model import fingerprint_of_model, load_configuration, padded_vocabulary, set_token_ids
@@ -68,8 +68,6 @@ def check_processes(run: CheckedRun, accelerator: Any) -> None:
     for phase in run.phases:
         phase.arguments.micro_batches(accelerator.num_processes)  # raises where they do not fit
         check_precision(phase.arguments, accelerator.mixed_precision)
-    if accelerator.num_processes == 1:
-        return
     mine: dict[str, Any] = {"teacher": run.teacher_fingerprint}
     for number, (phase, mixture, config) in enumerate(zip(run.phases, run.mixtures, run.configs, strict=True)):
         of_phase = {
@@ -79,14 +77,7 @@ def check_processes(run: CheckedRun, accelerator: Any) -> None:
             "model": {name: value for name, value in config.to_dict().items() if name != "transformers_version"},
         }
         mine |= {f"{name} of phase {number + 1}" if number else name: value for name, value in of_phase.items()}
-    first, *others = gather_object([mine])
-    for rank, its in enumerate(others, start=1):
-        for name, value in first.items():
-            if its.get(name) != value:
-                raise UserError(
-                    f"process {rank} was given another {name} than process 0: give all processes the same flags, and "
-                    f"the same text"
-                )
+    refuse_differences(mine)
 
 
 def check_run(arguments: PretrainingArguments, config: ClozeBertConfig) -> CheckedRun:

@@ -4,8 +4,9 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from .errors import UserError
 
@@ -59,6 +60,26 @@ def joining_processes() -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def refuse_differences(mine: Mapping[str, Any]) -> None:
+    """Raise, in all processes, if one of them was given something else than the first: another flag, a stale copy.
+
+    Args:
+        mine: by name, what decides the result of the run.
+    """
+    if launched_processes() == 1:
+        return
+    from accelerate.utils import gather_object
+
+    first, *others = gather_object([mine])
+    for rank, its in enumerate(others, start=1):
+        for name, value in first.items():
+            if its.get(name) != value:
+                raise UserError(
+                    f"process {rank} was given another {name} than process 0: give all processes the same flags, and "
+                    f"the same text"
+                )
 
 
 @contextmanager
