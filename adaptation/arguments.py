@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..corpus.batches import MIX_BLOCK
-from ..training.arguments import PretrainingArguments, divisors
+from ..training.arguments import PretrainingArguments, largest_divisor
 from ..utils.command_line import flag
 from ..utils.errors import UserError, check_at_least
 from ..utils.files import MODEL_FILES, write_text
@@ -255,9 +255,9 @@ class AdaptationArguments:
         work = self.work
         passed_on = {name: getattr(self, name) for name in _OF_PRETRAINING}
         if processes is not None and self.global_batch_size is None:
+            of_process = max(1, rows // processes)
             most = self.per_device_train_batch_size
-            fitting = (size for size in divisors(rows // processes) if size <= most)
-            passed_on["per_device_train_batch_size"] = next(fitting, most)
+            passed_on["per_device_train_batch_size"] = largest_divisor(of_process, most=most)
         corpora, weights = [self.corpus or str(work / "corpus")], []
         if self.replay_input:
             corpora.append(str(work / "replay"))

@@ -226,6 +226,8 @@ class FinetuningRun:
         scores = {name: score for name, score in scores.items() if not name.startswith("majority_")}
         if self.best_metric[0] not in scores:
             raise UserError(f"--metric_for_best_model {self.best_metric[0]}: there is {', '.join(scores)}")
+        self.settings = settings_of(self)
+        refuse_differences({**self.settings["arguments"], **self.settings})
 
     def _check_unknown(self) -> None:
         """Print a warning if the tokenizer does not know a part of the text, and raise if it knows next to nothing."""
@@ -386,29 +388,27 @@ class FinetuningRun:
         """Train, score the best model on every split, and save everything into the folder."""
         try:
             with full_disk(self.folder):
-                settings = settings_of(self)
-                refuse_differences({**settings["arguments"], **settings})
-                done = finished_results(self.arguments.resume_from_checkpoint, self.folder, settings)
+                done = finished_results(self.arguments.resume_from_checkpoint, self.folder, self.settings)
                 if done is not None:
                     print(f"{self.folder}: this run is finished; {AFRESH} trains it again", flush=True)
                     return done
-                trainer, trained = self._train(settings)
-                return trained if "stopped_by" in trained else self._finish(trainer, trained, settings, write_card)
+                trainer, trained = self._train()
+                return trained if "stopped_by" in trained else self._finish(trainer, trained, write_card)
         except KeyboardInterrupt:
             if newest_checkpoint(self.folder) is not None:
                 print(f"{self.folder}: --resume_from_checkpoint latest goes on from there", file=sys.stderr)
             raise
 
-    def _train(self, settings: dict[str, Any]) -> tuple[FinetuningTrainer, dict[str, Any]]:
+    def _train(self) -> tuple[FinetuningTrainer, dict[str, Any]]:
         """Train; return the trainer, and the time and the loss, or the signal that stopped training and the step."""
-        checkpoint = checkpoint_to_resume(self.arguments.resume_from_checkpoint, self.folder, settings)
+        checkpoint = checkpoint_to_resume(self.arguments.resume_from_checkpoint, self.folder, self.settings)
         say_plan(self, checkpoint)
         trainer = self.make_trainer()
         if self.arguments.early_stopping_patience is not None:
             trainer.add_callback(EarlyStopping(self.best_metric, self.arguments.early_stopping_patience))
         path = os.path.join(self.folder, SETTINGS_FILE)
         if trainer.is_world_process_zero() and (checkpoint is None or not os.path.exists(path)):
-            write_json(path, settings)  # a resumed run keeps the file that is there: a full disk would empty it
+            write_json(path, self.settings)  # a resumed run keeps the file that is there: a full disk would empty it
         stop = StopRequest()
         stopping = StopOnRequest(stop, trainer.accelerator)
         trainer.add_callback(stopping)
@@ -425,7 +425,6 @@ class FinetuningRun:
         self,
         trainer: FinetuningTrainer,
         results: dict[str, Any],
-        settings: dict[str, Any],
         write_card: WriteCard | None,
     ) -> dict[str, Any]:
         """Score the best model on every split, and save it and all that tells of it."""
@@ -454,9 +453,9 @@ class FinetuningRun:
         if is_main:
             path = os.path.join(self.folder, SETTINGS_FILE)
             if not os.path.exists(path):  # the folder was deleted during the run
-                write_json(path, settings)
+                write_json(path, self.settings)
             if write_card is not None:
-                facts = card_facts(self.arguments, self.on_hub, results, settings)
+                facts = card_facts(self.arguments, self.on_hub, results, self.settings)
                 limits = [self.task.limitations(self.splits["train"])]
                 if any(len(windows) > len(self.splits[split]) for split, windows in self.windows.items()):
                     limits.append(limit_of_windows(self.maker.max_seq_length, per_token=self.task.per_token))

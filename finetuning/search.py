@@ -13,7 +13,7 @@ from ..utils.errors import MissingPackageError, UserError
 from ..utils.untrusted import read_json_object
 from .plan import say_plan
 from .reports import write_json
-from .resume import refuse_other_settings, settings_of
+from .resume import refuse_other_settings
 from .trainer import SELECTION
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
     Raises:
         UserError: see `check_search`; or the search of a resumed run was one with other data or flags.
     """
-    arguments, settings = run.arguments, settings_of(run)
+    arguments, settings = run.arguments, {**run.settings, "arguments": {**run.settings["arguments"]}}
     if arguments.seeds is not None:
         del settings["arguments"]["seed"]  # a resumed run may add seeds before the one of the search
     path = Path(run.folder, SEARCH_FILE)

@@ -130,9 +130,7 @@ class SharedBatches(torch.utils.data.BatchSampler):
     def __init__(self, sampler: Any, batch_size: int, num_processes: int) -> None:
         super().__init__(sampler, batch_size, drop_last=False)
         self.num_processes = num_processes
-
-        windows = len(sampler)
-        self.num_rounds = rounds_of_epoch(windows, batch_size=batch_size, processes=num_processes)
+        self.num_rounds = rounds_of_epoch(len(sampler), batch_size=batch_size, processes=num_processes)
 
     def __len__(self) -> int:
         return self.num_rounds * self.num_processes
@@ -351,14 +349,12 @@ class StopOnRequest(TrainerCallback):
     def __init__(self, stop: StopRequest, accelerator: Accelerator) -> None:
         self.stop, self.accelerator = stop, accelerator
         self.has_stopped = False
-        self._parent = os.getppid()
 
     def _ask(self) -> bool:
         """Whether any process was asked to stop."""
         if self.accelerator.num_processes == 1:  # no wait for the device
             return bool(self.stop)
-        if os.getppid() != self._parent:
-            self.stop.request()  # the launcher is gone
+        self.stop.request_without_launcher()
         if self.stop:
             self.accelerator.set_trigger()
         return self.accelerator.check_trigger()

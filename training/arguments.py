@@ -323,10 +323,10 @@ class PretrainingArguments:
         rows = self.global_batch_size // world_size
         size = min(rows, self.per_device_train_batch_size)
         if rows % size:
-            fitting = next(divisor for divisor in divisors(rows) if divisor <= size)
             raise UserError(
                 f"per_device_train_batch_size={size} must divide the {rows} rows of a process "
-                f"(global_batch_size={self.global_batch_size} over {world_size}); the nearest that does is {fitting}"
+                f"(global_batch_size={self.global_batch_size} over {world_size}); the nearest that does is "
+                f"{largest_divisor(rows, most=size)}"
             )
         return rows // size
 
@@ -465,6 +465,11 @@ class Phase:
 def divisors(number: int) -> Iterator[int]:
     """The divisors of a number, the largest first."""
     return (divisor for divisor in range(number, 0, -1) if number % divisor == 0)
+
+
+def largest_divisor(number: int, *, most: int) -> int:
+    """The largest divisor of a number that is at most `most`."""
+    return next(divisor for divisor in divisors(number) if divisor <= most)
 
 
 def with_same_share(name: str, steps: float, before: float, after: float) -> int:

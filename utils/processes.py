@@ -48,14 +48,16 @@ def joining_processes() -> Iterator[None]:
             "accelerate launch was asked for several processes but started one, as it does with --cpu: give it "
             '--config_file "$(clozebert launch-config cpu)" instead'
         )
+    if launched_processes() == 1:
+        yield
+        return
     line = (
         f"waiting for the other processes of WORLD_SIZE={launched_processes()} at {address}:"
         f"{os.environ.get('MASTER_PORT')}; without a launcher, unset RANK, WORLD_SIZE and LOCAL_RANK"
     )
     timer = threading.Timer(_SECONDS_UNSAID, lambda: print(line, file=sys.stderr, flush=True))
     timer.daemon = True
-    if launched_processes() > 1:
-        timer.start()
+    timer.start()
     try:
         yield
     finally:

@@ -1,6 +1,7 @@
 """Hears the signals that ask a run to stop. Pretraining and fine-tuning then save a checkpoint and end."""
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -21,6 +22,7 @@ class StopRequest:
         self.signal_number: int | None = None
         self._since = self._noted = 0.0
         self._is_answered = False
+        self._parent = os.getppid()
 
     def __bool__(self) -> bool:
         return self.signal_number is not None
@@ -39,6 +41,11 @@ class StopRequest:
         """Ask for a stop, as a signal does."""
         if self.signal_number is None:
             self._since, self.signal_number = time.monotonic(), number  # in this order, for other threads
+
+    def request_without_launcher(self) -> None:
+        """Ask for a stop if the launcher of this process is gone."""
+        if os.getppid() != self._parent:
+            self.request()
 
     def seconds_since(self) -> float | None:
         """How long ago the stop was asked for; None: it was not."""

@@ -30,7 +30,6 @@ class Watchdog:
     def __init__(self, *, timeout: float, stop: StopRequest):
         self.timeout, self.stop = timeout, stop
         self._progress = time.monotonic()
-        self._parent = os.getppid()
         self._ended = threading.Event()
 
     def progress(self, *, allow: float = 0.0) -> None:
@@ -50,8 +49,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._ended.wait(_INTERVAL):
-            if os.getppid() != self._parent:
-                self.stop.request()  # the launcher is gone
+            self.stop.request_without_launcher()
             waited = time.monotonic() - self._progress
             stopping = self.stop.seconds_since()
             if stopping is not None and min(stopping, waited) > SECONDS_TO_STOP:
