@@ -22,8 +22,8 @@ def render_report(results: Mapping[str, Any]) -> str:
     new_vocabulary = "start" in stages and not results.get("student")
     parts = [
         f"# {_title(results)}",
-        f"The model is a `{results['model_type']}` with {results['parameters']['after']:,} parameters. Training took "
-        f"{counted(results['steps'], 'step')}, {results['tokens']:,} tokens and "
+        f"The model is of type `{results['model_type']}` and has {results['parameters']['after']:,} parameters. "
+        f"Training took {counted(results['steps'], 'step')}, {results['tokens']:,} tokens and "
         f"{counted(round(results['train_seconds']), 'second')}; the whole command "
         f"{counted(round(results['seconds']), 'second')}.",
         "## Masked-LM loss",

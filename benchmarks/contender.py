@@ -197,16 +197,25 @@ def packed_batch(ids: Any, labels: Any, lengths: list[int]) -> Any:
 
 def our_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable[..., float], Any]:
     """Training steps as in `clozebert pretrain` by default, with its own functions over packed batches."""
+    import torch
+
     from clozebert.training import PretrainingArguments
     from clozebert.training.optimizers.optimizer import make_optimizer
     from clozebert.training.prefetch import inputs_maker, pin, prefetch
-    from clozebert.training.runtime.machine import choose_compilation, compile_model, make_accelerator
+    from clozebert.training.runtime.machine import (
+        choose_bf16_residual,
+        choose_compilation,
+        compile_model,
+        make_accelerator,
+    )
     from clozebert.training.step import accumulate_gradient, clip_gradient, update_weights
 
     on_cpu = specification["device"] == "cpu"
     precision = specification["precision"]
     accelerator = make_accelerator(mixed_precision=precision, use_cpu=on_cpu)
     model = make_ours(specification, head="ForMaskedLM").train()
+    if choose_bf16_residual(None, model.config, precision=precision, on_cuda=not on_cpu):
+        model.model.residual_dtype = torch.bfloat16
     if choose_compilation(None, accelerator.device):
         compile_model(model, accelerator.device)
     arguments = PretrainingArguments(corpus="-", tokenizer_name="-", output_dir="-", learning_rate=1e-5)

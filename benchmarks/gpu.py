@@ -43,13 +43,13 @@ FLAGS = {
     "fp16": ["--mixed_precision", "fp16"],
     "float32": ["--mixed_precision", "no"],
     "adamw": ["--optimizer", "adamw"],
-    "residual in bf16": ["--bf16_residual", "true"],
+    "residual in float32": ["--bf16_residual", "false"],
     "FlashAttention 4": ["--flash_attention", "FA4"],
-    "FlashAttention 4, residual in bf16": ["--flash_attention", "FA4", "--bf16_residual", "true"],
+    "FlashAttention 4, residual in float32": ["--flash_attention", "FA4", "--bf16_residual", "false"],
     "attention dropout": ["--attention_probs_dropout_prob", "0.1"],
     "gradient checkpointing": ["--gradient_checkpointing", "true"],
 }
-PROFILES = ("eager", "default", "residual in bf16", "FlashAttention 4", "FlashAttention 4, residual in bf16")
+PROFILES = ("eager", "default", "residual in float32", "FlashAttention 4", "FlashAttention 4, residual in float32")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +231,7 @@ def profile(way: str) -> None:
     device, flags = torch.device("cuda"), FLAGS[way]
     torch.manual_seed(0)
     model = ClozeBertForMaskedLM(ClozeBertConfig.from_name("modernbert-base")).to(device).train()
-    if "--bf16_residual" in flags:
+    if "--bf16_residual" not in flags:
         model.model.residual_dtype = torch.bfloat16
     if "--torch_compile" not in flags:
         compile_model(model, device)
@@ -342,7 +342,7 @@ def main() -> None:
     if arguments.profile:
         profile(arguments.profile)
         return
-    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="clozebert-gpu-"))
+    folder = arguments.folder or Path(tempfile.gettempdir(), f"clozebert-gpu-{os.getpid()}")
     known = blocks(folder)
     asked = arguments.blocks or list(known)
     if unknown := [name for name in asked if not any(is_asked(block, [name]) for block in known)]:

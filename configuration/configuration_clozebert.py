@@ -38,6 +38,7 @@ _CHOICES = {
     "classifier_pooling": ("cls", "mean", "max", "attention"),
     "classifier_dense": ("none", "pooled", "all"),
     "output_projection_init": ("normal", "scaled", "zero"),
+    "problem_type": ("single_label_classification", "multi_label_classification", "regression"),
 }
 _PROBABILITIES = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "embedding_dropout", "mlp_dropout", "classifier_dropout",
@@ -51,12 +52,9 @@ _MOST = (1 << 31) - 1  # of these two kinds
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # The parameters that each type of rotary positions requires besides its base, then all that are allowed.
 _ROPE_NEEDS = {
-    "default": (),
-    "linear": ("factor",),
-    "dynamic": ("factor",),
+    "default": (), "linear": ("factor",), "dynamic": ("factor",), "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "yarn": ("factor",),
-}
+}  # fmt: skip
 _ROPE_KEYS = [
     "rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
     "partial_rotary_factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
@@ -248,6 +246,8 @@ class ClozeBertConfig(PreTrainedConfig):
             hint = _did_you_mean(name, ARCHITECTURES, otherwise=f"known: {', '.join(ARCHITECTURES)}")
             raise ValueError(f"unknown architecture {name!r}; {hint}")
         fields = copy.deepcopy(ARCHITECTURES[name])
+        if "rope_parameters" in fields:
+            _refuse_parts_of_rope(overrides)
         layers = overrides.get("num_hidden_layers")
         if "layer_types" in fields and isinstance(layers, int):  # the constructor refuses anything else
             fields["layer_types"] = every_third_full(layers)
@@ -395,7 +395,8 @@ class ClozeBertConfig(PreTrainedConfig):
 
 def _check_value(name: str, value: Any) -> None:
     """Refuse a value that is invalid whatever the other fields are."""
-    if name in _CHOICES and value not in _CHOICES[name]:
+    _refuse_parts_of_rope({name: value})
+    if name in _CHOICES and value not in _CHOICES[name] and (name, value) != ("problem_type", None):
         hint = _did_you_mean(str(value), _CHOICES[name])
         raise ValueError(f"{name}={value!r} must be one of {', '.join(_CHOICES[name])}{hint and '; '}{hint}")
     if name == "layer_types":
@@ -457,10 +458,9 @@ def _is_by_layer_type(rope_parameters: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def _refuse_parts_of_rope(overrides: dict[str, Any]) -> None:
-    """Refuse to override `rope_theta` or `rope_scaling` alone: the stored `rope_parameters` would take precedence."""
-    for key in ("rope_theta", "rope_scaling"):
-        if key in overrides:
-            raise ValueError(f"{key}={overrides[key]} cannot be overridden by itself: give rope_parameters")
+    """Refuse to set `rope_theta` or `rope_scaling` alone: the `rope_parameters` that are there take precedence."""
+    for key in overrides.keys() & {"rope_theta", "rope_scaling"}:
+        raise ValueError(f"{key}={overrides[key]} cannot be set by itself: give rope_parameters")
 
 
 def _check_rope(parameters: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..utils.errors import MissingPackageError
 
+AVERAGES = ("micro avg", "macro avg", "weighted avg")  # the rows of a report that are no class
 _MEASURES = ("precision", "recall", "f1-score", "support")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..utils.figures import save_figure
 from ..utils.files import write_text
+from .metrics import AVERAGES
 
 RESULTS_FILE = "all_results.json"
 WORST_SHOWN = 50
@@ -96,7 +97,7 @@ def _draw(folder: str, split: str, classes: ClassReport) -> None:
         draw_confusion(figure, classes)
         _save(figure, Path(folder, f"{split}_confusion.png"))
     scores = classes.scores.items()
-    rows = [(name, row["f1-score"], row["support"]) for name, row in scores if not name.endswith(" avg")]
+    rows = [(name, row["f1-score"], row["support"]) for name, row in scores if name not in AVERAGES]
     rows = sorted(rows, key=lambda row: -row[2])[:CLASSES_SHOWN]
     if not rows:
         return

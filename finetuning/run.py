@@ -243,8 +243,8 @@ class FinetuningRun:
                 print(f"warning: the tokenizer does not know {share:.1%} of the tokens of the {split} data: {way_out}")
 
     def _computes_in_bf16(self) -> bool:
-        """Whether the model computes a batch of two windows under autocast. DeBERTa, for one, does not."""
-        if self.model.config.model_type == "clozebert":
+        """Whether the model computes a batch of two windows under a CPU's autocast. DeBERTa, for one, does not."""
+        if self.model.config.model_type == "clozebert" or self.device.type != "cpu":
             return True
         batch = self.collator(self.windows["train"][:2])
         inputs = {name: value for name, value in batch.items() if name != "labels"}
@@ -294,6 +294,8 @@ class FinetuningRun:
             seed=self.seed,
             remove_unused_columns=False,
             report_to=arguments.report_to,
+            # In a ClozeBERT every weight has a gradient, and torch would warn that it looked for others in vain.
+            ddp_find_unused_parameters=False if self.model.config.model_type == "clozebert" else None,
             log_level_replica="passive",  # else the other processes print what the first one does not
             disable_tqdm=True,
             dataloader_pin_memory=self.device.type == "cuda",

@@ -33,6 +33,7 @@ from .tasks import Task
 from .windows import Collator, PackedCollator, PaddedCollator, Window
 
 SELECTION = "selection"
+STEPS_BETWEEN_QUESTIONS = 10  # of several GPUs, whether one of them was asked to stop
 PACKED_MODEL_TYPES = ("clozebert",)  # models whose forward takes several documents packed into one row
 
 
@@ -349,6 +350,9 @@ class StopOnRequest(TrainerCallback):
     def __init__(self, stop: StopRequest, accelerator: Accelerator) -> None:
         self.stop, self.accelerator = stop, accelerator
         self.has_stopped = False
+        # To agree, the processes wait for their devices. A GPU is quick, and should have work before it.
+        waits = accelerator.num_processes > 1 and accelerator.device.type == "cuda"
+        self.every = STEPS_BETWEEN_QUESTIONS if waits else 1
 
     def _ask(self) -> bool:
         """Whether any process was asked to stop."""
@@ -360,6 +364,8 @@ class StopOnRequest(TrainerCallback):
         return self.accelerator.check_trigger()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self.every:
+            return
         self.has_stopped = self._ask()
         if self.has_stopped:
             control.should_training_stop = True

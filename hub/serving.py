@@ -5,6 +5,7 @@ texts that the user gives. The tests compare sentence embeddings with our own po
 """
 
 import contextlib
+import copy
 import importlib
 import importlib.util
 import io
@@ -85,7 +86,7 @@ def export_onnx(model: Any, directory: str | os.PathLike) -> float:
     exporter, options = find_exporter()
     path = Path(directory) / ONNX_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    model = model.float().eval()
+    model = copy.deepcopy(model).to("cpu", torch.float32).eval()  # the caller's own stays as it is
     with _quiet():
         program = exporter.export(model, _inputs(model, 2, 9), options).program
     import onnx_ir

@@ -296,7 +296,9 @@ def padded_attention(
         if window is not None:
             # Padding queries take the position of the last token. Their output is not read.
             last_G1 = is_token_GL.sum(dim=1, keepdim=True).clamp(min=1) - 1
-            near_GLL = (torch.minimum(steps_L, last_G1).unsqueeze(2) - steps_L).abs() <= window
+            steps_GL1 = torch.minimum(steps_L, last_G1).unsqueeze(2)
+            # No difference of steps: it would take eight bytes for each pair.
+            near_GLL = (steps_L >= steps_GL1 - window) & (steps_L <= steps_GL1 + window)
             mask_G1LL = mask_G1LL & near_GLL[:, None]
         out_GHLK = F.scaled_dot_product_attention(
             q_GHLK, k_GHLK, v_GHLK, attn_mask=mask_G1LL, dropout_p=dropout, scale=scaling

@@ -7,7 +7,6 @@ import json
 import os
 import select
 import sys
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,14 +19,13 @@ from clozebert.utils.files import write_text
 from clozebert.utils.interrupts import answering_interrupts, is_interrupted
 from clozebert.utils.limits import available_cpus, processor_limit
 from clozebert.utils.output_folders import closed_place
-from clozebert.utils.processes import LostProcessError, launched_processes, process_rank
+from clozebert.utils.processes import LostProcessError, launched_processes, let_first_process_speak
 from clozebert.utils.wording import counted
 
 if TYPE_CHECKING:
     from clozebert.corpus.readers.inputs import Reader
 
 _Arguments = TypeVar("_Arguments")
-_SECONDS_TO_SAY = 1.0  # an error that another process says, too
 _format_with_place = warnings.formatwarning
 
 # Set before torch is imported. Threads that spin while waiting make a busy machine several times slower; threads that
@@ -243,9 +241,8 @@ def _run(main: Callable[[], Any]) -> NoReturn:
 def _end_with(error: UserError) -> NoReturn:
     if os.environ.get("CLOZEBERT_TRACEBACK") == "1":
         traceback.print_exc()
-    if process_rank() and not isinstance(error, LostProcessError):
-        # Most errors come in all processes. The launcher ends this one once the first process has said it.
-        time.sleep(_SECONDS_TO_SAY)
+    if not isinstance(error, LostProcessError):  # which not all processes have
+        let_first_process_speak()
     exit_with_error(" ".join(str(error).split()))
 
 

@@ -178,7 +178,7 @@ def _plan_phase(
         config,
         device=device,
         num_devices=given.num_devices,
-        half=precision != "no",
+        precision=precision,
         sharded=given.sharded,
         utilization=given.utilization,
         document_length=length,

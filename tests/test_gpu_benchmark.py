@@ -100,7 +100,7 @@ def test_what_needs_flash_attn_4_is_left_out_without_it(gpu: dict[str, Any], tmp
     wanted = {
         f"{kind}: FlashAttention 4{more}"
         for kind in ("flags", "profile", "loop")
-        for more in ("", ", residual in bf16")
+        for more in ("", ", residual in float32")
     }
     listed = [sys.executable, str(PATH), "--list"]
     for path, expected in ((tmp_path, wanted), (tmp_path / "none", set())):

@@ -150,8 +150,10 @@ class PretrainingArguments:
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = flag(
         "precision (auto: bf16 where the hardware is fast at it, otherwise no)", "auto", _MACHINE
     )
-    bf16_residual: bool = flag(
-        "with bf16, keep the residual stream in bf16 too: less memory to move", False, _MACHINE, on_resume=_SAID
+    bf16_residual: bool | None = flag(
+        "with bf16, keep the residual stream in bf16 too: less memory to move (default: on CUDA, in pre-norm models)",
+        section=_MACHINE,
+        on_resume=_SAID,
     )
     gradient_checkpointing: bool = flag(
         "recompute activations in the backward pass: less memory, more time", False, _MACHINE

@@ -101,7 +101,8 @@ class _Imitation(torch.autograd.Function):
             q, log_sum_q = softmax_and_log_sum(logits)
             p, log_sum_p = softmax_and_log_sum(wanted.to(wide))
             surprise = log_sum_q - logits.gather(1, token).squeeze(1)
-            divergence = torch.linalg.vecdot(p, wanted - logits) - log_sum_p + log_sum_q
+            # Autocast would compute a dot product in half precision.
+            divergence = (p * (wanted - logits)).sum(-1) - log_sum_p + log_sum_q
             total += torch.lerp(surprise, divergence, share).masked_fill(~counts, 0).sum()
             # The gradient of each logit: q - w p, and - (1 - w) at the token.
             q.sub_(p, alpha=share).scatter_add_(1, token, q.new_full(token.shape, share - 1))

@@ -419,6 +419,7 @@ class Pretraining:
             teacher_fingerprint=self.run.teacher_fingerprint,
             validation_fingerprint=setup.corpora.validation_fingerprint,
             micro_batch_rows=setup.arguments.rows_at_once(accelerator.num_processes),
+            bf16_residual=setup.core.model.residual_dtype == torch.bfloat16,
         )
         # A checkpoint that may be ruined replaces none; see `_save_and_evaluate`.
         keep = None if self.state.consecutive_skips else setup.arguments.save_total_limit

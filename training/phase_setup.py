@@ -24,7 +24,7 @@ from .optimizers.optimizer import make_optimizer
 from .optimizers.state import load_optimizer_state
 from .planning.memory_and_time import forward_flops, last_layer_reads, mean_attention_length
 from .prefetch import count_predicted, inputs_maker
-from .runtime.machine import choose_compilation, choose_muon_dtype, compile_model
+from .runtime.machine import choose_bf16_residual, choose_compilation, choose_muon_dtype, compile_model
 from .step import accumulate_gradient
 
 _DRY_STEPS, _FEW_TOKENS = 2, 4096
@@ -124,15 +124,16 @@ def set_up_model(
             embed_by_text(core, corpora, max_seq_length=arguments.max_seq_length, seed=arguments.seed)
         if arguments.position_init == "sinusoidal":
             begin_sinusoidal(core)
-    if arguments.bf16_residual:
+    device, precision = accelerator.device, accelerator.mixed_precision
+    on_cuda = device.type == "cuda"
+    if choose_bf16_residual(arguments.bf16_residual, config, precision=precision, on_cuda=on_cuda):
         core.model.residual_dtype = torch.bfloat16
     if arguments.gradient_checkpointing:
         core.gradient_checkpointing_enable()
     core.train()
-    device = accelerator.device
     if choose_compilation(arguments.torch_compile, device):
         compile_model(core, device)
-    muon_dtype = choose_muon_dtype(accelerator.mixed_precision, device)
+    muon_dtype = choose_muon_dtype(precision, device)
     optimizer = make_optimizer(core, arguments, muon_dtype=muon_dtype)
     trained: torch.nn.Module = core
     if arguments.teacher_name_or_path is not None:

@@ -18,6 +18,7 @@ from .checkpoints.training_state import TrainingState, read_state
 from .checks import CheckedRun
 from .initialization.initial_model import load_configuration
 from .reporting.progress import LOG_NAME
+from .runtime.machine import choose_bf16_residual
 
 _DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "embedding_dropout", "mlp_dropout")
 logger = logging.getLogger(__name__)
@@ -173,11 +174,13 @@ def _other_machine(
     state: TrainingState, accelerator: Any, arguments: PretrainingArguments, config: ClozeBertConfig
 ) -> list[str]:
     """Differences of the machine, because of which the resumed run is not bitwise the same."""
+    on_cuda, precision = accelerator.device.type == "cuda", accelerator.mixed_precision
     now = {
         "threads": torch.get_num_threads(),
         "world_size": accelerator.num_processes,
-        "precision": accelerator.mixed_precision,
+        "precision": precision,
         "micro_batch_rows": arguments.rows_at_once(accelerator.num_processes),
+        "bf16_residual": choose_bf16_residual(arguments.bf16_residual, config, precision=precision, on_cuda=on_cuda),
     }
     # Each micro-batch draws its own dropout.
     redrawn = ("world_size", "micro_batch_rows") if any(getattr(config, name) for name in _DROPOUTS) else ()

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Literal, NoReturn
 
 from .errors import exit_with_error, nearest_name
+from .processes import let_first_process_speak
 
 # Flags that people know from other programs, mostly `transformers`, and the flag of ours that they mean, where the
 # spelling does not tell.
@@ -184,6 +185,7 @@ class Parser(argparse.ArgumentParser):
         elif message.endswith(("expected at least one argument", "expected one argument")):
             name = message.removeprefix("argument ").partition(":")[0]
             message += f"; write {name}=VALUE if the value begins with -"
+        let_first_process_speak()
         exit_with_error(message.removeprefix("argument "))
 
 

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from .errors import UserError
 # What the messages of failed collective operations contain.
 _OF_COLLECTIVES = re.compile(r"gloo[/\\]|NCCL|nccl|TCPStore|recvValue|Connection closed by peer")
 _SECONDS_UNSAID = 10.0  # of waiting for the other processes
+_SECONDS_TO_SAY = 1.0  # an error that all processes have
 
 
 class LostProcessError(UserError):
@@ -27,6 +29,12 @@ def process_rank() -> int:
 def launched_processes() -> int:
     """The number of processes of this run, by what its launcher says."""
     return int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def let_first_process_speak() -> None:
+    """Wait, before this process says an error that all have: the launcher ends it once the first one has said it."""
+    if process_rank():
+        time.sleep(_SECONDS_TO_SAY)
 
 
 @contextmanager

@@ -260,3 +260,20 @@ def test_of_rope_parameters_by_layer_type_what_is_not_named_stays():
     assert base["sliding_attention"]["rope_theta"] != 10_000
     config = ClozeBertConfig.from_name("nano", rope_parameters={"full_attention": {"rope_theta": 5.0}})
     assert config.rope_parameters == {**base, "full_attention": {**base["full_attention"], "rope_theta": 5.0}}
+
+
+@pytest.mark.parametrize("name", ["modernbert-base", "tiny"])
+@pytest.mark.parametrize("part", [{"rope_theta": 5e5}, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}])
+def test_a_named_architecture_keeps_its_bases_or_refuses(name, part):
+    """By themselves these would change nothing, or the bases of all layers to the default."""
+    with pytest.raises(ValueError, match="cannot be set by itself: give rope_parameters"):
+        ClozeBertConfig.from_name(name, **part)
+    config = ClozeBertConfig.from_name(name)
+    with pytest.raises(ValueError, match="cannot be set by itself: give rope_parameters"):
+        setattr(config, *next(iter(part.items())))
+
+
+def test_a_problem_type_that_no_head_has_is_refused():
+    assert ClozeBertConfig(problem_type="regression").problem_type == "regression"
+    with pytest.raises(ValueError, match=r"problem_type='regresion' must be one of .*did you mean 'regression'"):
+        ClozeBertConfig(problem_type="regresion")

@@ -1,11 +1,13 @@
 """Pictures of mistakes."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from finetuning_helpers import arguments_of
 
+from clozebert.finetuning import reports
 from clozebert.finetuning.reports import CLASSES_SHOWN, ClassReport, Report, draw_confusion, write_report
 from clozebert.finetuning.run import finetune
 
@@ -47,3 +49,19 @@ def test_letters_that_no_font_has_are_one_warning_for_a_picture(tmp_path: Path) 
     assert [text.partition(":")[0] for text in said] == ["eval_confusion.png", "eval_f1_by_class.png"]
     assert "eval_report.json has the names" in said[0]
     assert not any("missing from" in str(one.message) for one in caught)
+
+
+def test_a_class_called_as_an_average_is_has_its_bar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pictures: dict[str, list[str]] = {}
+
+    def keep(figure: Any, path: Path, *, about_missing: str) -> None:
+        pictures[path.name] = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+
+    monkeypatch.setattr(reports, "save_figure", keep)
+    names = ["moving avg", "sum"]
+    scores = {
+        name: {"precision": 1.0, "recall": 1.0, "f1-score": 1.0, "support": 1.0} for name in (*names, "macro avg")
+    }
+    write_report(str(tmp_path), "eval", Report([], [], ClassReport(names, names, names, scores)))
+    assert pictures["eval_f1_by_class.png"] == ["moving avg (1)", "sum (1)"]

@@ -35,6 +35,7 @@ from clozebert.configuration import list_recipes
 from clozebert.modeling import window_attention
 from clozebert.modeling.packed import Packed
 from clozebert.training.run_settings import make_config, split_settings
+from clozebert.training.runtime.machine import choose_bf16_residual
 from clozebert.training.step import accumulate_gradient
 
 ATTENTION_OF_ROWS = F.scaled_dot_product_attention
@@ -78,6 +79,14 @@ def batch(documents: int = 3, tokens: int = 96, predicted: int = 20, longest: in
 def make(model_class: Any, config: ClozeBertConfig) -> Any:
     with torch.device("cuda"):
         return model_class(config).train()
+
+
+def make_trained(config: ClozeBertConfig, precision: str) -> Any:
+    """A masked LM as a run sets it up."""
+    model = make(ClozeBertForMaskedLM, config)
+    if choose_bf16_residual(None, config, precision=precision, on_cuda=True):
+        model.model.residual_dtype = torch.bfloat16
+    return model
 
 
 def seen(calls: list[fake_cuda.Call]) -> dict[str, Any]:
@@ -158,7 +167,7 @@ def kernels() -> list[dict[str, Any]]:
             return ATTENTION_OF_ROWS(*args, **kwargs)
 
         with fake_cuda.device(capability) as calls, mock.patch.object(F, ATTENTION_OF_ROWS.__name__, noted):
-            model = make(ClozeBertForMaskedLM, config)
+            model = make_trained(config, precision)
             inputs = batch()
             calls.clear()
             with fake_cuda.autocast(PRECISIONS[precision]):
@@ -187,7 +196,7 @@ def loop(**changes: Any) -> list[str]:
         device=torch.device("cuda"), num_processes=1, no_sync=contextlib.nullcontext, backward=torch.Tensor.backward
     )
     with fake_cuda.device() as calls:
-        model = make(ClozeBertForMaskedLM, configuration("modernbert-base", **changes))
+        model = make_trained(configuration("modernbert-base", **changes), "bf16")
         inputs = {name: x for name, x in batch().items() if name not in ("num_items_in_batch", "loss_only")}
         calls.clear()
         with fake_cuda.autocast(torch.bfloat16):

@@ -264,7 +264,7 @@ def test_a_rotary_base_that_gives_no_angles(theta):
             r"rope_theta=-1.0 must be a number above 0",
         ),
         ({"rope_parameters": {"rope_typ": "linear"}}, "did you mean 'rope_type'"),
-        ({"rope_theta": 500.0}, r"rope_theta=500.0 cannot be overridden by itself: give rope_parameters"),
+        ({"rope_theta": 500.0}, r"rope_theta=500.0 cannot be set by itself: give rope_parameters"),
     ],
 )
 def test_rotary_overrides_are_checked(override, message, tmp_path):

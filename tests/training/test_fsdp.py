@@ -66,13 +66,15 @@ def train(folder: Path, rank: int) -> None:
     """In one of two processes, for each way: losses, and what the optimizer and the weights look like whole."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     found: dict[str, Any] = {}
-    for way in ("ddp", "fsdp", "accelerate's own policy"):
+    for way in ("ddp", "fsdp", "accelerate's own policy", "ddp, bf16 residual", "fsdp, bf16 residual"):
         _, stream, arguments = make_parts(folder, "adamw")
         torch.manual_seed(0)
-        model = ClozeBertForMaskedLM(model_config())
+        model = ClozeBertForMaskedLM(model_config(norm_position="pre" if "residual" in way else "post"))
+        if "residual" in way:
+            model.model.residual_dtype = torch.bfloat16
         dtypes: set[torch.dtype] = set()
         model.model.layers[-1].register_forward_pre_hook(lambda _, args, dtypes=dtypes: dtypes.add(args[0].dtype))
-        if way == "ddp":
+        if way.startswith("ddp"):
             prepared: Any = DistributedDataParallel(model)
         else:
             plugin = sharding("bf16")
@@ -107,8 +109,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_bf16_losses_are_those_of_ddp(found: list[dict[str, Any]]) -> None:
-    expected, losses = (found[0][way]["losses"] for way in ("ddp", "fsdp"))
+@pytest.mark.parametrize("residual", ["", ", bf16 residual"])
+def test_bf16_losses_are_those_of_ddp(found: list[dict[str, Any]], residual: str) -> None:
+    expected, losses = (found[0][way + residual]["losses"] for way in ("ddp", "fsdp"))
     assert len(losses) == STEPS
     assert expected[-1] < expected[0] - 0.1
     worst = max(abs(a / b - 1) for a, b in zip(losses, expected, strict=True))
@@ -116,8 +119,9 @@ def test_bf16_losses_are_those_of_ddp(found: list[dict[str, Any]]) -> None:
     assert worst <= 1e-3  # measured: 2.2e-4, the rounding of the weights of norms and embeddings
 
 
-def test_the_residual_stream_is_float32(found: list[dict[str, Any]]) -> None:
-    assert found[0]["ddp"]["stream"] == found[0]["fsdp"]["stream"] == {torch.float32}
+def test_the_residual_stream_has_the_type_that_it_is_to_have(found: list[dict[str, Any]]) -> None:
+    for residual, dtype in (("", torch.float32), (", bf16 residual", torch.bfloat16)):
+        assert found[0]["ddp" + residual]["stream"] == found[0]["fsdp" + residual]["stream"] == {dtype}
 
 
 def test_accelerates_own_policy_loses_precision(found: list[dict[str, Any]]) -> None:

@@ -82,6 +82,23 @@ def test_compiled_by_default_on_cuda_where_it_can_be(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize(
+    ("wanted", "norm_position", "precision", "on_cuda", "found"),
+    [
+        (None, "pre", "bf16", True, True),
+        (None, "post", "bf16", True, False),
+        (None, "pre", "fp16", True, False),
+        (None, "pre", "no", True, False),
+        (None, "pre", "bf16", False, False),
+        (False, "pre", "bf16", True, False),
+        (True, "pre", "bf16", False, True),
+    ],
+)
+def test_a_residual_stream_in_bf16_is_the_default_on_cuda_alone(wanted, norm_position, precision, on_cuda, found):
+    config = ClozeBertConfig(norm_position=norm_position)
+    assert machine.choose_bf16_residual(wanted, config, precision=precision, on_cuda=on_cuda) is found
+
+
+@pytest.mark.parametrize(
     ("found", "headers", "wanted"),
     [("gcc", True, True), ("clang", True, True), ("cc", True, False), (None, True, False), ("gcc", False, False)],
 )

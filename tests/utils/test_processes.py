@@ -5,6 +5,7 @@ import time
 import pytest
 
 from clozebert.utils import processes
+from clozebert.utils.command_line import Parser
 from clozebert.utils.errors import UserError
 from clozebert.utils.processes import (
     LostProcessError,
@@ -65,3 +66,17 @@ def test_only_the_errors_of_lost_processes_become_a_line(monkeypatch: pytest.Mon
         raise gone
     with pytest.raises(RuntimeError, match="shape"), lost_processes(goes_on_by="x"):
         raise RuntimeError("shape")
+
+
+def test_the_first_process_is_given_time_to_refuse_a_flag(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(processes.time, "sleep", waited.append)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit):
+            Parser([], prog="p", description="d").read(["--x"])
+        assert capfd.readouterr().err == "error: unknown flag --x; see --help\n"
+        assert len(waited) == int(rank)

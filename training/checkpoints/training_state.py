@@ -48,11 +48,12 @@ class TrainingState:
         finished_phases: the arguments of earlier phases by their index, as `arguments` holds those of this one.
         corpus_fingerprint: which corpora the batches come from.
         phase, first_step: which phase of the run this is, and how many steps came before it.
-        threads, world_size, precision: bitwise equality is promised only if these and `micro_batch_rows` stay the same.
+        threads, world_size, precision: bitwise equality is promised only if these and the last two stay the same.
         scaler: the fp16 loss scale, if any.
         teacher_fingerprint: which teacher the run distils from; empty without one.
         validation_fingerprint: which validation splits the figures are of.
         micro_batch_rows: of a full micro-batch, in each process.
+        bf16_residual: whether the residual stream was in bf16.
     """
 
     step: int
@@ -78,6 +79,7 @@ class TrainingState:
     teacher_fingerprint: str = ""
     validation_fingerprint: str = ""
     micro_batch_rows: int = 1
+    bf16_residual: bool = False
 
     def count_seconds(self, seconds: float, *, peak_flops: float) -> None:
         """Count the time of a step.

@@ -7,7 +7,7 @@ of a number in the computing precision (2 under bf16 and fp16, else 4).
     weights           4 P, and under half precision their copies, 2 for each weight of a matrix
     gradients         4 P
     optimizer         AdamW 8 P; Muon 4 for each weight of its matrices, 8 for each of the rest
-    activations       for each layer and token: two norms read 4 D each, 2 D with `--bf16_residual`; linear layers read
+    activations       for each layer and token: two norms read 4 D each, 2 D of a stream in bf16; linear layers read
                       c (3 D + F); attention keeps c (D + 2 G) of queries, keys and values; the feed-forward keeps
                       c 2 F, gated ones c 4 F, of which half is recomputed if there are many tokens. The last layer
                       works for predicted tokens only, apart from keys and values (`last_layer_reads`). With
@@ -40,6 +40,7 @@ from ...configuration import ClozeBertConfig
 from ...configuration.costs import has_final_norm, parts_of, symbols_of
 from ...utils.errors import UserError
 from ..arguments import PretrainingArguments, divisors
+from ..runtime.machine import choose_bf16_residual
 
 if TYPE_CHECKING:
     from ...corpus import Mixture
@@ -129,7 +130,7 @@ def make_plan(
     *,
     device: Device,
     num_devices: int = 1,
-    half: bool = True,
+    precision: str = "bf16",
     sharded: bool = False,
     utilization: float = 0.3,
     document_length: float | None = None,
@@ -140,7 +141,7 @@ def make_plan(
     """The plan of a run on `num_devices` devices.
 
     Args:
-        half: compute in bf16 or fp16.
+        precision: "bf16", "fp16" or "no".
         sharded: weights, gradients and optimizer state are spread over the devices (FSDP2).
         utilization: the share of the peak that is reached, if nothing was measured.
         document_length: how far attention reaches, see `attention_length`; None: whole rows.
@@ -156,12 +157,14 @@ def make_plan(
     check_utilization(utilization)
     micro_batches, share = arguments.micro_batches(num_devices), arguments.global_batch_size // num_devices
     length = min(document_length or arguments.max_seq_length, arguments.max_seq_length)
-    on_cpu, shards = device.name == "cpu", num_devices if sharded else 1
+    on_cpu, shards, half = device.name == "cpu", num_devices if sharded else 1, precision != "no"
+    on_cuda = device.name not in ("cpu", "mps")
+    bf16_residual = choose_bf16_residual(arguments.bf16_residual, config, precision=precision, on_cuda=on_cuda)
 
     def memory_of(rows: int) -> tuple[dict[str, int], int]:
         keeps = rows < share or num_devices > 1  # gradients, while activations are made: to add to, or to exchange
         options: dict[str, Any] = {"half": half, "shards": shards, "on_cpu": on_cpu, "length": length}
-        return _memory(arguments, config, rows=rows, keeps_gradients=keeps, **options)
+        return _memory(arguments, config, rows=rows, keeps_gradients=keeps, bf16_residual=bf16_residual, **options)
 
     memory, peak = memory_of(arguments.rows_at_once(num_devices))
     room = device.memory * (1 - _FREE_SHARE) - _FREE_BYTES
@@ -333,6 +336,7 @@ def _memory(
     keeps_gradients: bool,
     on_cpu: bool,
     length: float,
+    bf16_residual: bool,
 ) -> tuple[dict[str, int], int]:
     """Bytes by part, and the peak of their sum."""
     parameters, matrices, c = parameters_of(config), matrix_parameters(config), 2 if half else 4
@@ -358,7 +362,7 @@ def _memory(
                 length=length,
                 tokens=tokens,
                 predicted=most,
-                bf16_residual=arguments.bf16_residual,
+                bf16_residual=bf16_residual,
             )
         ),
         "logits": predicted * (compared * c * 2 + symbols["E"] * (8 + 2 * c))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...configuration import ClozeBertConfig
 from ...modeling import window_attention
 from ...utils.device import choose_precision, find_device, has_fast_bf16
 from ...utils.errors import UserError
@@ -22,6 +23,13 @@ logger = logging.getLogger(__name__)
 def choose_muon_dtype(precision: str, device: torch.device) -> torch.dtype:
     """The type of Muon's matmuls: bf16 if the run computes in it and the device multiplies it in hardware."""
     return torch.bfloat16 if precision == "bf16" and has_fast_bf16(device) else torch.float32
+
+
+def choose_bf16_residual(wanted: bool | None, config: ClozeBertConfig, *, precision: str, on_cuda: bool) -> bool:
+    """Whether the residual stream is in bf16: as wanted, or by default in a bf16 run of a pre-norm model on CUDA."""
+    if wanted is not None:
+        return wanted
+    return on_cuda and precision == "bf16" and config.norm_position == "pre"
 
 
 def make_accelerator(
@@ -76,8 +84,8 @@ def is_sharded() -> bool:
 def sharding(precision: str) -> Any:
     """Accelerate's FSDP2 as the launch file configures it, in mixed precision as under DDP.
 
-    Weights are gathered in half precision. Sums of gradients, the residual stream, position tables and the loss are in
-    float32; Accelerate's own policy would cast them to half precision.
+    Weights are gathered in half precision. Sums of gradients, position tables and the loss are in float32, and so is
+    the residual stream if it is to be; Accelerate's own policy would cast them all to half precision.
     """
     from accelerate import FullyShardedDataParallelPlugin
     from torch.distributed.fsdp import MixedPrecisionPolicy
