@@ -38,9 +38,11 @@ def usage() -> str:
 def main() -> None:
     """Run the program of the verb that the command line names."""
     arguments = sys.argv[1:]
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments:
         print(usage())
-        sys.exit(0 if arguments else 2)
+        sys.exit(2)
+    if arguments[0] in ("-h", "--help"):
+        run(lambda: print(usage()))
     if arguments[0] == "--version":
         from clozebert import __version__
 

@@ -119,6 +119,7 @@ class FinetuningArguments:
         section=_TRAINING,
     )
     report_to: str = flag("tracker for transformers' Trainer ('tensorboard', 'wandb' …)", "none", section=_RUNS)
+    use_cpu: bool = flag("stay on the CPU even if there is a GPU", False, section=_RUNS)
 
     def __post_init__(self) -> None:
         read_fields(self)
@@ -256,6 +257,7 @@ class PredictionArguments:
     tag_column: str | None = flag("column or field of the tag, for the scores (default: as in training)")
     max_seq_length: int | None = flag("tokens read at once (default: as in training)")
     per_device_eval_batch_size: int = flag("windows per forward pass", 32)
+    use_cpu: bool = flag("stay on the CPU even if there is a GPU", False)
     trust_remote_code: bool = flag("allow code that comes with the model", False)
 
     def __post_init__(self) -> None:
@@ -296,7 +298,7 @@ class PredictionArguments:
 # Flags that may change when a run is resumed; for the data, the content is compared instead.
 _FREE_ON_RESUME = {
     "model_name_or_path", "output_dir", "train_file", "validation_file", "test_file", "overwrite_output_dir",
-    "resume_from_checkpoint", "report_to", "trust_remote_code", "per_device_eval_batch_size", "seeds",
+    "resume_from_checkpoint", "report_to", "trust_remote_code", "per_device_eval_batch_size", "seeds", "use_cpu",
 }  # fmt: skip
 
 

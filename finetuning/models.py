@@ -85,6 +85,7 @@ def load_classifier(
     separator: int | None = None,
     compare_pairs: bool | None = None,
     trust_remote_code: bool = False,
+    use_cpu: bool = False,
 ) -> nn.Module:
     """Load the encoder with a head for the task's labels, in float32. A head for other labels is reinitialised.
 
@@ -92,6 +93,7 @@ def load_classifier(
         dropout: for training only: `model.dropout_before` keeps the configuration's own values.
         separator: the id of the token between the two texts of a pair; None: there are no pairs to compare.
         compare_pairs: whether the head compares them; None: a new head of a ClozeBERT does.
+        use_cpu: the model will be trained on the CPU even if there is a GPU.
 
     Raises:
         ValueError: the checkpoint cannot be loaded, has no such head, or lacks weights of the encoder itself.
@@ -110,7 +112,8 @@ def load_classifier(
             "first with `clozebert convert --to clozebert`"
         )
     task.write_labels(config)
-    dropout_before = set_dropout(config, dropout, in_attention=not _has_kernel_without_dropout(config))
+    kernel_has_no_dropout = config.model_type == "clozebert" and find_device(use_cpu=use_cpu).type == "cuda"
+    dropout_before = set_dropout(config, dropout, in_attention=not kernel_has_no_dropout)
     model, missing = _load_with_head(
         name_or_path,
         type(task),
@@ -207,11 +210,6 @@ def has_post_norm(config: Any) -> bool:
     """Whether the encoder's norms are behind its blocks, as BERT's are. An unknown architecture counts as one."""
     position = getattr(config, "norm_position", None)
     return position == "post" if position is not None else config.model_type not in _PRE_NORM
-
-
-def _has_kernel_without_dropout(config: Any) -> bool:
-    """Whether the model's fastest attention kernel has no dropout: true for ClozeBERT on CUDA."""
-    return config.model_type == "clozebert" and find_device().type == "cuda"
 
 
 def _initialise_output_layer(model: Any, task: Task) -> None:

@@ -144,7 +144,7 @@ class Predictor:
         self.scored = ScoredAnswers(self.task)
         self.unknown = self.tokens = 0  # of what was read: tokens that the tokenizer does not know, and all
         tokenizer = load_auto_tokenizer(name, trust_remote_code=trusted)
-        self.model.to(find_device())
+        self.model.to(find_device(use_cpu=arguments.use_cpu))
         wanted = arguments.max_seq_length or self.settings.get("max_seq_length")
         overlap = self.task.window_overlap
         if arguments.max_seq_length is None:

@@ -14,7 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from ..utils.errors import UserError
 from ..utils.files import written_in
-from ..utils.untrusted import read_json_object
+from ..utils.untrusted import check_model_folder, read_json_object
 from .arguments import comparable
 from .reports import RESULTS_FILE
 from .windows import Window
@@ -51,6 +51,7 @@ def read_settings(name_or_path: str) -> dict[str, Any]:
     """The settings saved beside a fine-tuned model, in a folder or on the Hub; empty if there are none."""
     path = Path(name_or_path, SETTINGS_FILE)
     if not os.path.isdir(name_or_path):
+        check_model_folder(name_or_path)
         try:
             path = Path(hf_hub_download(name_or_path, SETTINGS_FILE))
         except (OSError, ValueError, HfHubHTTPError):  # no such file, or no network

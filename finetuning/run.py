@@ -113,7 +113,7 @@ def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = N
         check_search(arguments)
     way_out = "lower per_device_train_batch_size, and raise gradient_accumulation_steps by the same factor"
     with (
-        training_modes(find_device()),
+        training_modes(find_device(use_cpu=arguments.use_cpu)),
         lost_processes(goes_on_by="--resume_from_checkpoint latest"),
         own_output_dir(arguments),
         memory_errors(f"{way_out}; while it evaluates, lower per_device_eval_batch_size"),
@@ -194,7 +194,7 @@ class FinetuningRun:
     ) -> None:
         self.arguments, self.folder, self.seed, self.tokenizer = arguments, folder, seed, tokenizer
         self.splits, self.task, self.facts, self.on_hub = data
-        self.device = find_device()
+        self.device = find_device(use_cpu=arguments.use_cpu)
         self.precision = choose_precision(arguments.mixed_precision, self.device)
         transformers.set_seed(seed)
         self.model = self.load_model()
@@ -335,6 +335,7 @@ class FinetuningRun:
             separator=self._pair_separator(),
             compare_pairs=getattr(arguments, "compare_pairs", None),
             trust_remote_code=arguments.trust_remote_code,
+            use_cpu=arguments.use_cpu,
         )
         if (self.device.type, self.precision) == ("cpu", "bf16"):
             prefer_plain_attention(model)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from transformers import Trainer, TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
 
@@ -56,14 +56,26 @@ def make_collator(model: Any, tokenizer: Any, *, per_token: bool, packing: bool)
 
 
 def predict_logits(
-    model: Any, windows: Sequence[Window], collator: Collator, *, batch_size: int, autocast: Any = None
+    model: Any,
+    windows: Sequence[Window],
+    collator: Collator,
+    *,
+    batch_size: int,
+    autocast: Any = None,
+    accelerator: Accelerator | None = None,
 ) -> list[np.ndarray]:
-    """Logits of each window ([C], or [T, C] for tagging), in order. Windows of similar length share a batch."""
+    """Logits of each window ([C], or [T, C] for tagging), in order. Windows of similar length share a batch.
+
+    Args:
+        accelerator: its processes share the work, and each returns all logits.
+    """
     lengths = [len(window.input_ids) for window in windows]
     order = sorted(range(len(windows)), key=lambda index: -lengths[index])
     whole = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     batches = cut_if_padding_is_read(model, whole, lengths)
-    logits: list[np.ndarray] = [np.empty(0)] * len(windows)
+    if accelerator is not None:
+        batches = batches[accelerator.process_index :: accelerator.num_processes]
+    logits: dict[int, np.ndarray] = {}
     device = next(model.parameters()).device
     with evaluation_mode(model):
         # The bar appears only after two seconds.
@@ -74,7 +86,9 @@ def predict_logits(
                 output = model(**inputs)
             for index, rows in zip(indices, collator.split(output["logits"].float().cpu(), batch), strict=True):
                 logits[index] = rows.numpy().astype(np.float64)
-    return logits
+    if accelerator is not None:
+        logits = {index: rows for part in gather_object([logits]) for index, rows in part.items()}
+    return [logits[index] for index in range(len(windows))]
 
 
 def are_finite(logits: Sequence[np.ndarray]) -> bool:
@@ -273,13 +287,14 @@ class FinetuningTrainer(Trainer):
         self.autocast = None
 
     def document_logits(self, examples: Sequence[Any], windows: Sequence[Window]) -> Any:
-        """Logits of whole documents, assembled from those of their windows. Every process computes all of them."""
+        """Logits of whole documents, assembled from those of their windows. The processes share the windows."""
         logits = predict_logits(
             self.model,
             windows,
             self.collator,
             batch_size=self.args.eval_batch_size,
             autocast=self.autocast,
+            accelerator=self.accelerator,
         )
         return self.task.assemble(examples, windows, logits)
 
@@ -290,7 +305,7 @@ class FinetuningTrainer(Trainer):
         began = time.perf_counter()
         examples, windows = self.evaluation
         logits = self.document_logits(examples, windows)
-        # Every process computes them. Where they decide, all must have the same, to the last bit.
+        # Where they decide, all processes must have the same, to the last bit.
         scores, finite = broadcast_object_list([self.task.metrics(logits, examples), are_finite(logits)])
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
         metrics[f"{metric_key_prefix}_{SELECTION}"] = selection(scores, self.best_metric)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..modeling import modeling_clozebert
 from ..utils.errors import MissingFileError, UserError, as_user_errors
-from ..utils.files import disk_errors
+from ..utils.files import disk_errors, refuse_unreachable
 from ..utils.progress_bar import quiet
 from ..utils.untrusted import check_model_folder, read_json_object, refuse_pickle, shards_of
 from .hub_errors import explain
@@ -62,6 +62,7 @@ def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Pat
     name = os.fspath(source)
     if folder.exists() or not is_hub_name(name):
         raise MissingFileError(f"{name} is neither a folder nor a name on the Hub")
+    refuse_unreachable(name)
     from huggingface_hub import constants, snapshot_download
 
     patterns = [*_DOWNLOAD, *(("*.bin", "*.bin.index.json") if allow_pickle else ())]

@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import hf_hub_download
 
 from ..utils.errors import UserError
-from ..utils.files import WriteCard
+from ..utils.files import WriteCard, refuse_unreachable
 from .card import CARD_NAME, Card, read_card, write_card
 from .hub_errors import hub_errors
 
@@ -34,6 +34,7 @@ def card_writer(origin: str | None, kept: Collection[str] | None = None) -> Writ
         of_origin["started_from"] = _name_of(folder)
     else:
         try:
+            refuse_unreachable(origin)
             with hub_errors(origin):
                 folder = Path(hf_hub_download(origin, CARD_NAME)).parent
         except UserError:

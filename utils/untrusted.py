@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .errors import MissingFileError, UserError, UserFileError
+from .files import refuse_unreachable
 
 LARGEST_JSON = 1 << 28  # bytes
 # The configurations that transformers and PEFT read. Other programs put any JSON beside them: all-MiniLM-L6-v2 lists
@@ -99,7 +100,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def check_model_folder(folder: str | os.PathLike, *, allow_pickle: bool = False) -> None:
     """Refuse the folder of a model or tokenizer if it refers to files outside, or if its only weights are pickles.
 
-    A name on the Hub passes: the Hub's own library checks names, and `use_safetensors=True` reads no pickle.
+    A name on the Hub passes if the Hub can be reached: the Hub's own library checks names, and `use_safetensors=True`
+    reads no pickle.
 
     Raises:
         MissingFileError: there is no such folder, and it cannot be a name on the Hub.
@@ -109,6 +111,8 @@ def check_model_folder(folder: str | os.PathLike, *, allow_pickle: bool = False)
     if not home.is_dir():
         if not home.exists() and (len(home.parts) > 2 or str(folder)[:1] in "/.~"):
             raise MissingFileError(f"there is no folder {folder}")
+        if not home.exists():
+            refuse_unreachable(str(folder))
         return
     try:
         paths = sorted(home.iterdir())

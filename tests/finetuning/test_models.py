@@ -279,7 +279,9 @@ def test_dropout_of_the_embeddings_is_set_with_the_rest(tmp_path: Path) -> None:
 def test_on_cuda_attention_has_no_dropout_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its fastest kernel knows none. What is asked for stands."""
     folder = make_checkpoint(tmp_path / "m", model_type="clozebert")
-    monkeypatch.setattr(models, "find_device", lambda: torch.device("cuda"))
+    found = lambda *, use_cpu: torch.device("cpu" if use_cpu else "cuda")  # noqa: E731
+    monkeypatch.setattr(models, "find_device", found)
+    assert load(folder, "ab", use_cpu=True).config.attention_probs_dropout_prob == DEFAULT_DROPOUT
     for given, wanted in ((None, 0.0), (0.2, 0.2)):
         config = load(folder, "ab", dropout=given).config
         assert config.attention_probs_dropout_prob == wanted
@@ -422,7 +424,9 @@ def test_one_process_uses_one_of_several_gpus(
     def stop(run: FinetuningRun, write_card: Any) -> None:
         raise SeenError(run)
 
-    monkeypatch.setattr("clozebert.finetuning.run.find_device", lambda: torch.device("mps"))  # Trainer finds its own
+    monkeypatch.setattr(
+        "clozebert.finetuning.run.find_device", lambda **_: torch.device("mps")
+    )  # Trainer finds its own
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(FinetuningRun, "train", stop)
     with pytest.raises(SeenError) as seen:

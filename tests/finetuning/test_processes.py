@@ -1,12 +1,15 @@
 """Fine-tuning in several processes: each window once in an epoch, the weights of one process, and lost processes."""
 
 import itertools
+import json
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard
@@ -16,9 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pretraining_helpers import in_forks, launcher_environments
 from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification
 
+from clozebert.finetuning import trainer
 from clozebert.finetuning.run import finetune
-from clozebert.finetuning.trainer import FinetuningTrainer, SharedBatches
+from clozebert.finetuning.trainer import FinetuningTrainer, SharedBatches, predict_logits
+from clozebert.finetuning.windows import PaddedCollator, Window
 from clozebert.scripts._program import run as run_program
 
 
@@ -71,9 +77,32 @@ def test_two_processes_learn_what_one_learns(
     for processes in (1, 2):
         output, batch = tmp_path / str(processes), 16 // processes
         assert not any(train(files, models[kind], output, processes, per_device_train_batch_size=batch, **flags))
+    scores = [json.loads((tmp_path / str(number) / "all_results.json").read_text())["eval_loss"] for number in (1, 2)]
+    assert scores[1] == pytest.approx(scores[0], abs=1e-4)
     one, two = (load_file(tmp_path / str(processes) / "model.safetensors") for processes in (1, 2))
     for name, weights in one.items():
         torch.testing.assert_close(two[name], weights, rtol=0, atol=2e-4)
+
+
+def test_processes_share_the_windows_that_are_scored(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(models["bert"], num_labels=2)
+    windows = [Window([2, *[5] * length, 3], None, number) for number, length in enumerate((3, 9, 4, 1, 7))]
+    collator = PaddedCollator(0, per_token=False)
+    whole = predict_logits(model, windows, collator, batch_size=1)
+    scored: dict[int, Any] = {}
+
+    def gather(part: list[dict[int, Any]]) -> list[dict[int, Any]]:
+        assert len(part[0]) == (2, 2, 1)[rank]
+        assert scored.keys().isdisjoint(part[0])
+        scored.update(part[0])
+        return [dict(enumerate(whole))]
+
+    monkeypatch.setattr(trainer, "gather_object", gather)
+    for rank in range(3):
+        process: Any = SimpleNamespace(process_index=rank, num_processes=3)
+        found = predict_logits(model, windows, collator, batch_size=1, accelerator=process)
+        np.testing.assert_array_equal(found, whole)
+    np.testing.assert_array_equal([scored[index] for index in range(5)], whole)
 
 
 @pytest.fixture

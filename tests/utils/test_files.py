@@ -8,10 +8,24 @@ import shutil
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
+from clozebert.corpus.tokenizer import load_tokenizer
+from clozebert.finetuning.resume import read_settings
+from clozebert.utils import files
 from clozebert.utils.errors import ExistingFileError, UserError, UserFileError
-from clozebert.utils.files import INCOMPLETE, disk_errors, whole_file, whole_files, whole_folder, write_text, written_in
+from clozebert.utils.files import (
+    INCOMPLETE,
+    disk_errors,
+    refuse_unreachable,
+    whole_file,
+    whole_files,
+    whole_folder,
+    write_text,
+    written_in,
+)
 from clozebert.utils.output_folders import check_output_dir, folder_stays, remove_written
+from clozebert.utils.untrusted import check_model_folder
 
 PATTERNS = (r"checkpoint-\d+", r"(train|validation)/tokens-\d+\.bin", "latest")
 WRITTEN = ("checkpoint-5/model/weights", "train/tokens-00000.bin", "latest")
@@ -298,3 +312,24 @@ def test_programs_that_write_the_same_thing_leave_each_others_half_written_ones_
         program.join(60)
     assert [program.exitcode for program in programs] == [0] * 4
     assert {path.name for path in tmp_path.iterdir()} <= {"target"}
+
+
+def test_a_name_that_nothing_can_resolve_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hub's library would ask six times for each file. Here nothing listens at its address."""
+    files._why_no_hub.cache_clear()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    refuse_unreachable("org/name")  # offline: the cache alone is asked
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    said = (
+        r"^there is no folder org/name, and the Hub at http://127.0.0.1:9 cannot be reached \(ConnectError\): is there"
+    )
+    for load in (refuse_unreachable, check_model_folder, read_settings, load_tokenizer):
+        with pytest.raises(UserError, match=said):
+            load("org/name")
+    assert not waits
+    (tmp_path / "models--org--name").mkdir()
+    refuse_unreachable("org/name")
+    files._why_no_hub.cache_clear()
