@@ -12,9 +12,9 @@ from pretraining_helpers import make_corpus, run_forked
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 # What docs/learning.md shows of learning-epyc.json.
-BUDGETS = [180, 300, 900, 1200, 3600, 4320, 10800]
+BUDGETS = [180, 300, 720, 900, 1200, 3600, 4320, 10800]
 PEER, OLD = "modernbert, 0.002, 16 rows", "nano, whole vocabulary, 30 % masks"
-CLAIMS = [["nano@180", f"{PEER}@900"], ["nano@1200", f"{PEER}@3600"]]
+CLAIMS = [["nano@180", f"{PEER}@900"], *([name, f"{PEER}@3600"] for name in ("nano@720", "nano@1200"))]
 
 
 @pytest.fixture(autouse=True)
