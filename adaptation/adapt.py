@@ -47,7 +47,8 @@ from ..training.reporting.doctor import survey
 from ..training.scoring import precision_of, score_frozen_masks
 from ..utils.device import choose_precision, find_device
 from ..utils.errors import UserError, UserFileError
-from ..utils.files import WEIGHTS, disk_errors, hub_name, sha256_of_file, whole_files, whole_folder, write_text
+from ..utils.files import WEIGHTS, disk_errors, sha256_of_file, whole_files, whole_folder, write_text
+from ..utils.hub_names import hub_name
 from ..utils.locks import owned_folder
 from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers

@@ -1,10 +1,11 @@
-"""Text to batches: tokenizers, shards, packing, masking. Needs numpy only; no torch.
+"""Text to batches: tokenizers, shards, packing, masking. Needs no torch.
 
 What each file does, in the order in which text passes through them:
 
     readers/        inputs: files, folders, globs, datasets, installed packages (input_files)
                     formats: the documents of a file (compression, binary_files, xml_texts)
-                    tables: CSV, TSV, JSON, Parquet, datasets (delimited, json_records, columns)
+                    tables: CSV, TSV, JSON, Parquet, Arrow, datasets (table_file, delimited, json_records,
+                    columnar, columns)
     tokens          tokenizer: trains and loads; encoding: texts to ids and word starts
     vocabulary/     changes: extends and trims a tokenizer; merges: what to add
     preparation/    pipeline: the flags; prepare: the work (duplicates, parallel, parts)

@@ -6,7 +6,7 @@ What each file does, in the order of a run:
     data         data: the splits and their task; tables (classification); tagged_files, tags (tagging)
     tasks        tasks: the interface; sequence_task, token_task: labels, losses, scores, predictions
     inputs       windows: subwords, windows over long documents, batches
-    training     run: one fine-tuning; models, trainer, search, resume
+    training     run: one fine-tuning; plan: what it prints before; models, trainer, search, resume
     results      metrics, reports, card
     afterwards   predict
 """

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from ..corpus.readers.compression import COMPRESSIONS, bare_suffix
 from ..corpus.readers.tables import TABLE_SUFFIXES
@@ -15,7 +15,6 @@ from ..utils.files import MODEL_FILES
 from ..utils.locks import owned_folder
 from ..utils.output_folders import check_output_dir, closed_place
 from ..utils.values import read_fields
-from .tags import SCHEMES
 
 DEFAULT_SEED = 42
 # What --overwrite_output_dir deletes, also in the folder of each seed; see `files.written_in`.
@@ -29,20 +28,11 @@ FINETUNING_FILES = tuple(
 )  # fmt: skip
 
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
-# The flags that take one of a few values.
-_CHOICES = {
-    # Transformers' schedules that need no more settings than the warm-up steps. Those that follow a score have no
-    # warm-up, and take a lower score for a better one.
-    "lr_scheduler_type": (
-        "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
-    ),
-    "class_weights": ("none", "balanced"),
-    "packing": ("auto", "off"),
-    "mixed_precision": ("auto", "no", "bf16", "fp16"),
-    "problem_type": (None, *PROBLEM_TYPES),
-    "tag_scheme": ("auto", *SCHEMES),
-    "label_subwords": ("first", "all"),
-}  # fmt: skip
+# Transformers' schedules that need no more settings than the warm-up steps. Those that follow a score have no warm-up,
+# and take a lower score for a better one.
+_Schedule = Literal[
+    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
+]
 
 _DATA, _TRAINING, _RUNS = "data", "training", "runs and machine"
 
@@ -78,7 +68,7 @@ class FinetuningArguments:
         "micro-batches per optimizer step; the gradient is that of one large batch", 1, section=_TRAINING
     )
     warmup_steps: float = flag("steps of linear warm-up; below 1, a share of all steps", 0.1, section=_TRAINING)
-    lr_scheduler_type: str = flag("schedule after warm-up, by transformers' name", "linear", section=_TRAINING)
+    lr_scheduler_type: _Schedule = flag("schedule after warm-up, by transformers' name", "linear", section=_TRAINING)
     weight_decay: float = flag("decoupled weight decay of matrices", 0.01, section=_TRAINING)
     layer_decay: float = flag("learning-rate factor for each layer further down", 1.0, section=_TRAINING)
     dropout: float | None = flag(
@@ -88,11 +78,8 @@ class FinetuningArguments:
     lora_rank: int | None = flag(
         "train low-rank updates of this rank (needs peft), merged at the end", section=_TRAINING
     )
-    class_weights: str = flag(
-        "'none', or 'balanced' to give every class the same share of the training loss",
-        "none",
-        section=_TRAINING,
-        metavar="WORD",
+    class_weights: Literal["none", "balanced"] = flag(
+        "'none', or 'balanced' to give every class the same share of the training loss", "none", section=_TRAINING
     )
     early_stopping_patience: int | None = flag(
         "stop after this many evaluations without a better score", section=_TRAINING
@@ -103,12 +90,13 @@ class FinetuningArguments:
     metric_for_best_model: str | None = flag(
         "score for choosing the best evaluation (default: by the task)", section=_TRAINING
     )
-    mixed_precision: str = flag("auto (bf16 where it is fast), no, bf16 or fp16", "auto", section=_RUNS, metavar="WORD")
-    packing: str = flag(
+    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = flag(
+        "auto (bf16 where it is fast), no, bf16 or fp16", "auto", section=_RUNS
+    )
+    packing: Literal["auto", "off"] = flag(
         "'auto': no padding where the model reads packed batches, else batches of similar lengths; 'off': pad",
         "auto",
         section=_DATA,
-        metavar="WORD",
     )
     seed: int = flag("seed of the new head, the order of the data, dropout, and what is held out", DEFAULT_SEED)
     seeds: list[int] | None = flag(
@@ -135,7 +123,7 @@ class FinetuningArguments:
                 wrong = of_folder if os.path.isdir(path) else "there is no such file"
                 raise MissingFileError(f"--{name} {path}: {wrong}")
         self._check_numbers()
-        self._check_choices()
+        self._check_combinations()
         self._check_seeds()
 
     def _check_splits_of_dataset(self) -> None:
@@ -179,10 +167,7 @@ class FinetuningArguments:
                 f"constant_with_warmup"
             )
 
-    def _check_choices(self) -> None:
-        for name, allowed in _CHOICES.items():
-            if hasattr(self, name) and getattr(self, name) not in allowed:
-                raise UserError(f"--{name} {getattr(self, name)}: expected {' or '.join(filter(None, allowed))}")
+    def _check_combinations(self) -> None:
         if self.lora_rank is not None and self.freeze_layers:
             raise UserError("--lora_rank freezes the encoder already; leave out --freeze_layers")
         if self.overwrite_output_dir and self.resume_from_checkpoint is not None:
@@ -215,10 +200,8 @@ class SequenceArguments(FinetuningArguments):
     text_column: str | None = flag("column of the text (default: found by name, else by content)")
     text_pair_column: str | None = flag("column of the second text of a pair", section=_DATA)
     label_column: str | None = flag("column of the label")
-    problem_type: str | None = flag(
-        "single_label_classification, multi_label_classification or regression (default: by the labels)",
-        section=_DATA,
-        metavar="WORD",
+    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = flag(
+        "single_label_classification, multi_label_classification or regression (default: by the labels)", section=_DATA
     )
     compare_pairs: bool | None = flag(
         "for pairs: the classifier compares the means of the two texts (default: a new one of a ClozeBERT model does)",
@@ -232,12 +215,13 @@ class TokenArguments(FinetuningArguments):
 
     task_type: ClassVar[str] = "token"
     tag_column: str | None = flag("column or field of the tag: a name, or a number from 1 (-1: the last)")
-    tag_scheme: str = flag("auto, iob1, iob2, bioes or plain", "auto", section=_DATA, metavar="WORD")
-    label_subwords: str = flag(
+    tag_scheme: Literal["auto", "iob1", "iob2", "bioes", "plain"] = flag(
+        "auto, iob1, iob2, bioes or plain", "auto", section=_DATA
+    )
+    label_subwords: Literal["first", "all"] = flag(
         "subwords that carry their word's tag in training: 'all', or 'first' (then tag with clozebert predict)",
         "all",
         section=_DATA,
-        metavar="WORD",
     )
 
 

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from ..corpus.readers.compression import bare_suffix
-from ..utils.files import hub_name
+from ..utils.hub_names import hub_name
 from .arguments import FinetuningArguments
 
 # Our names of scores -> the Hub's metric and its displayed name.

@@ -163,7 +163,7 @@ def _read_sentences(arguments: TokenArguments) -> tuple[Splits, dict[str, Any], 
                 f"{sentences[0].source}: entities that begin or end inside a word: {inexact}; the whole word gets the "
                 "label, and of two entities in one word the first counts"
             )
-    scheme = arguments.tag_scheme
+    scheme: str = arguments.tag_scheme
     if scheme == "auto":
         scheme = detect_scheme(chain.from_iterable(splits.values()))
     splits = {split: [to_iob2(sentence, scheme) for sentence in sentences] for split, sentences in splits.items()}

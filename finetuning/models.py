@@ -17,6 +17,7 @@ from ..utils.answers import answer_by_name
 from ..utils.device import find_device
 from ..utils.errors import MissingPackageError, UserError, first_line
 from ..utils.files import WEIGHTS, whole_files
+from ..utils.hub_names import is_hub_name
 from ..utils.input_length import longest_input
 from ..utils.tokenizer_files import save_tokenizer
 from ..utils.untrusted import check_model_folder
@@ -59,8 +60,7 @@ def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
 
 
 def _load_auto(auto_class: Any, name_or_path: str, trust_remote_code: bool, *, about: str = "") -> Any:
-    looks_local = name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
-    if not os.path.isdir(name_or_path) and (looks_local or os.path.exists(name_or_path)):
+    if not os.path.isdir(name_or_path) and (os.path.exists(name_or_path) or not is_hub_name(name_or_path)):
         raise UserError(f"--model_name_or_path {name_or_path}: there is no such folder")
     check_model_folder(name_or_path)
     try:

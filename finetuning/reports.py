@@ -19,7 +19,7 @@ WORST_SHOWN = 50
 CLASSES_SHOWN = 40  # a plot of more is unreadable
 
 
-def figure(value: float) -> str:
+def score_text(value: float) -> str:
     """A score for display: four decimals, or four significant digits if these would be zeros."""
     return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.4g}"
 
@@ -199,7 +199,7 @@ def warn_of_majority(results: dict[str, Any], *, num_labels: int, weigh_classes:
     constant = "the mean of the training labels" if name == "mse" else "the most frequent answer"
     return (
         f"warning: on the validation data the model is no better than always {constant} ({name} "
-        f"{figure(score)}, baseline {figure(baseline)}): train for more epochs or on more data"
+        f"{score_text(score)}, baseline {score_text(baseline)}): train for more epochs or on more data"
         + (", or, if classes are of unequal size, with --class_weights balanced" if weigh_classes else "")
     )
 
@@ -214,5 +214,5 @@ def _cell(results: dict[str, Any], key: str) -> str:
     if key not in results:
         return ""
     value = results[key]
-    text = figure(value) if isinstance(value, float) else str(value)
-    return f"{text} ± {figure(results[f'{key}_sd'])}" if f"{key}_sd" in results else text
+    text = score_text(value) if isinstance(value, float) else str(value)
+    return f"{text} ± {score_text(results[f'{key}_sd'])}" if f"{key}_sd" in results else text

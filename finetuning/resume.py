@@ -13,7 +13,7 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 
 from ..utils.errors import UserError
-from ..utils.files import written_in
+from ..utils.files import WEIGHTS, written_in
 from ..utils.untrusted import check_model_folder, read_json_object
 from .arguments import comparable
 from .reports import RESULTS_FILE
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from .run import FinetuningRun
 
 SETTINGS_FILE = "finetuning_settings.json"
-_WEIGHTS = r"model.*\.safetensors"
 AFRESH = "--overwrite_output_dir in place of --resume_from_checkpoint"
 
 
@@ -70,7 +69,7 @@ def finished_results(wanted: str | None, folder: str, settings: dict[str, Any]) 
         UserError: that run had other settings.
     """
     paths = [Path(folder, name) for name in (RESULTS_FILE, SETTINGS_FILE)]
-    if wanted != "latest" or not all(path.exists() for path in paths) or not written_in(Path(folder), [_WEIGHTS]):
+    if wanted != "latest" or not all(path.exists() for path in paths) or not written_in(Path(folder), [WEIGHTS]):
         return None
     results, before = map(read_json_object, paths)
     if "seeds" in results:  # the means of other runs, in folders of their own
@@ -122,7 +121,7 @@ def checkpoint_to_resume(wanted: str | None, folder: str, settings: dict[str, An
 
 def _refuse_to_replace_a_model(folder: Path, settings: dict[str, Any]) -> None:
     """Raise if a folder without checkpoints holds another model, such as the encoder: a new run would replace it."""
-    if not written_in(folder, [_WEIGHTS]):
+    if not written_in(folder, [WEIGHTS]):
         return
     path = folder / SETTINGS_FILE
     if not path.exists():

@@ -139,7 +139,8 @@ def multi_hot_size(table: Table, column: str) -> int | None:
     So `[0.0, 1.0, 1.0]`, the form that transformers' own classifier takes, means classes 1 and 2. The training data
     decides for all splits.
     """
-    lists = [_label_list(value, table.where(row), column) for row, value in enumerate(table.columns[column])]
+    values = table.column(column, flag="--label_column")
+    lists = [_label_list(value, table.where(row), column) for row, value in enumerate(values)]
     sizes = {len(one) for one in lists}
     is_multi_hot = len(sizes) == 1 and min(sizes) >= 2 and all(_are_zeros_and_ones(one) for one in lists)
     return len(lists[0]) if is_multi_hot else None
@@ -188,7 +189,7 @@ def are_whole_numbers(values: Iterable[Any]) -> bool:
 
 def write_whole_numbers_alike(table: Table, column: str) -> None:
     """Write `2.0` as `2`: programs write the first as soon as one number of a column is missing."""
-    values = table.columns.get(column, [])
+    values = table.column(column, flag="--label_column")
     are_written = [isinstance(value, str) and is_number(value) for value in values]
     table.columns[column] = [
         re.sub(r"\.0+$", "", value.strip()) if is_written else value

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 from ..utils.errors import UserError
 
-SCHEMES = ("iob1", "iob2", "bioes", "plain")
 OUTSIDE = "O"
 _AS_BIOES = {"L": "E", "U": "S", "M": "I"}  # BILOU and BMES use other letters for the same positions
 _MISSPELT = re.compile(r"(?i:[BIESLUM]([-_].*)?)|.+[-_][BIESLU]")  # B_PER, b-per, B alone; PER-B

@@ -28,7 +28,7 @@ from ..utils.errors import UserError, as_user_errors
 from ..utils.memory import is_full_memory
 from ..utils.progress_bar import progress_bar
 from ..utils.stop_request import StopRequest
-from .reports import figure
+from .reports import score_text
 from .tasks import Task
 from .windows import Collator, PackedCollator, PaddedCollator, Window
 
@@ -443,7 +443,7 @@ class EvaluationLines(TrainerCallback):
         score = metrics[f"eval_{self.best_metric}"]
         parts = [f"epoch {state.epoch or 0:.4g}", f"step {state.global_step}/{state.max_steps}"]
         parts += [f"{self.training_loss} {losses[-1]:.4f}"] if losses else []
-        parts += [f"validation loss {metrics['eval_loss']:.4f}", f"{self.best_metric} {figure(score)}"]
+        parts += [f"validation loss {metrics['eval_loss']:.4f}", f"{self.best_metric} {score_text(score)}"]
         print("  ".join(parts), flush=True)
 
 

@@ -19,7 +19,8 @@ from safetensors import SafetensorError, safe_open
 
 from ..modeling import modeling_clozebert
 from ..utils.errors import MissingFileError, UserError, as_user_errors
-from ..utils.files import disk_errors, refuse_unreachable
+from ..utils.files import disk_errors
+from ..utils.hub_names import is_hub_name, refuse_unreachable
 from ..utils.progress_bar import quiet
 from ..utils.untrusted import check_model_folder, read_json_object, refuse_pickle, shards_of
 from .hub_errors import explain
@@ -35,17 +36,6 @@ _LEFTOVERS = re.compile(
 )
 # The names of dtypes in safetensors.
 _FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
-
-
-def is_hub_name(name: str) -> bool:
-    """Whether the Hub allows this name of a repository: NAME, or OWNER/NAME."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
 
 
 def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Path:

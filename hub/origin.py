@@ -10,7 +10,8 @@ from typing import Any
 from huggingface_hub import hf_hub_download
 
 from ..utils.errors import UserError
-from ..utils.files import WriteCard, refuse_unreachable
+from ..utils.files import WriteCard
+from ..utils.hub_names import refuse_unreachable
 from .card import CARD_NAME, Card, read_card, write_card
 from .hub_errors import hub_errors
 

@@ -19,6 +19,7 @@ from typing import Any
 from .. import __version__
 from ..utils.errors import UserError, as_user_errors, check_choice
 from ..utils.files import disk_errors, whole_files, write_text
+from ..utils.hub_names import is_hub_name
 from ..utils.input_length import announce_length
 from ..utils.output_folders import check_output_dir
 from ..utils.tokenizer_files import read_tokenizer_settings
@@ -27,7 +28,7 @@ from .card import CARD_NAME, below_headings, read_card, write_card
 from .convert import convert_from_native, to_native
 from .convert_config import config_from_native
 from .fingerprint import find_differences, make_fingerprint, read_fingerprint, write_fingerprint
-from .loading import is_hub_name, load_clozebert, load_native, read_config
+from .loading import load_clozebert, load_native, read_config
 from .natives import NATIVE
 from .processors import (
     CODE_LICENSE_NAME,

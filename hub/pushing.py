@@ -20,11 +20,11 @@ from transformers import TrainerCallback
 from ..modeling.bundle import write_code
 from ..utils.errors import UserError
 from ..utils.files import WEIGHTS
+from ..utils.hub_names import is_hub_name
 from .card import CARD_NAME, is_ours
 from .fingerprint import FILE_NAME as FINGERPRINT_NAME
 from .fingerprint import find_differences, read_fingerprint
 from .hub_errors import hub_errors
-from .loading import is_hub_name
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

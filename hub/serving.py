@@ -224,11 +224,11 @@ def quantize_int8(directory: str | os.PathLike) -> Path:
         noted = [item for item in program.graph.value_info if item.name not in weights]
         del program.graph.value_info[:]
         program.graph.value_info.extend(noted)
-        copy = Path(temporary) / "model.onnx"
+        written = Path(temporary) / "model.onnx"
         is_large = source.with_name(f"{source.name}.data").is_file()
-        onnx.save(program, str(copy), save_as_external_data=is_large)
+        onnx.save(program, str(written), save_as_external_data=is_large)
         quantize_dynamic(
-            str(copy), str(target), weight_type=QuantType.QInt8, per_channel=True,
+            str(written), str(target), weight_type=QuantType.QInt8, per_channel=True,
             op_types_to_quantize=["MatMul", "Gather"], use_external_data_format=is_large,
         )  # fmt: skip
     return target

@@ -16,6 +16,8 @@ from torch.nn import functional as F
 from .fast_paths import is_plain, is_traced, value_outside, widen
 
 IGNORED_LABEL = -100
+# How many logits are widened to float32 at once.
+WIDENED_ON_CPU, WIDENED = 1 << 20, 1 << 28
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 
 
@@ -216,7 +218,8 @@ def few_rows_at_once(logits_MC: torch.Tensor, *others: torch.Tensor) -> Iterator
 
     A part has about 4 MB of widened logits on a CPU, where they stay in its cache, and 1 GB elsewhere.
     """
-    rows = max(1, (1 << 20 if logits_MC.device.type == "cpu" else 1 << 28) // max(1, logits_MC.shape[1]))
+    widened = WIDENED_ON_CPU if logits_MC.device.type == "cpu" else WIDENED
+    rows = max(1, widened // max(1, logits_MC.shape[1]))
     return zip(*(tensor.split(rows) for tensor in (logits_MC, *others)), strict=True)
 
 
@@ -261,6 +264,6 @@ def _divide(total: torch.Tensor, here: Any, num_items_in_batch: torch.Tensor | i
 
 
 __all__ = [
-    "IGNORED_LABEL", "check_label_shape", "cross_entropy", "few_rows_at_once", "find_problem_type", "position_loss",
-    "sampled_cross_entropy", "sequence_loss", "softmax_and_log_sum",
+    "IGNORED_LABEL", "WIDENED", "WIDENED_ON_CPU", "check_label_shape", "cross_entropy", "few_rows_at_once",
+    "find_problem_type", "position_loss", "sampled_cross_entropy", "sequence_loss", "softmax_and_log_sum",
 ]  # fmt: skip

@@ -85,8 +85,10 @@ class EvaluationArguments:
         read_as = (self.text_column, self.document_separator, self.on_bad_text)
         if not self.input and read_as != (None, "blank_line", "error"):
             raise UserError("--text_column, --document_separator and --on_bad_text say how to read --input: give one")
-        if not 0 < self.eval_mlm_probability <= 1:
-            raise UserError(f"--eval_mlm_probability={self.eval_mlm_probability} must lie in (0, 1]")
+        if not 0 < self.eval_mlm_probability < 1:
+            raise UserError(
+                f"--eval_mlm_probability={self.eval_mlm_probability} must lie between 0 and 1, both excluded"
+            )
         check_at_least(
             self, per_device_eval_batch_size=1, max_eval_batches=1, max_seq_length=8, pseudo_perplexity_documents=0
         )

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..configuration.recipes import merge_nested
 from ..utils.command_line import flag
 from ..utils.errors import UserError, check_at_least, check_choice, reject_unknown_keys, there_and_here
-from ..utils.nested import merge_nested
 from ..utils.values import read_fields
 from .optimizers.schedules import inverse_sqrt_factor, learning_rate_factor
 

@@ -22,7 +22,7 @@ from ..corpus import Corpus, Mixture
 from ..corpus.tokenizer import load_tokenizer, tokenizer_differences
 from ..modeling import ClozeBertForMaskedLM
 from ..utils.errors import UserError, as_user_errors
-from ..utils.files import hub_name
+from ..utils.hub_names import hub_name
 from ..utils.processes import refuse_differences
 from .arguments import Phase, PretrainingArguments
 from .checkpoints.folders import newest_valid

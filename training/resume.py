@@ -9,7 +9,7 @@ import torch
 
 from ..configuration import ClozeBertConfig
 from ..utils.errors import UserError, there_and_here
-from ..utils.files import INCOMPLETE, written_in
+from ..utils.files import INCOMPLETE, WEIGHTS, written_in
 from ..utils.output_folders import check_output_dir, remove_written
 from .arguments import Phase, PretrainingArguments
 from .checkpoints.damage import find_damage
@@ -53,7 +53,7 @@ def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]
     take()
     if wanted == "latest":
         checkpoint = newest_valid(output_dir)
-        if checkpoint is None and written_in(output_dir, [r"model.*\.safetensors"]):
+        if checkpoint is None and written_in(output_dir, [WEIGHTS]):
             raise UserError(
                 f"resume_from_checkpoint='latest': {output_dir} holds a model and no checkpoint to resume, and a new "
                 f"run would replace that model; give another --output_dir, or --overwrite_output_dir in its place"

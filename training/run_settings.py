@@ -9,9 +9,9 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 
 from ..configuration import ARCHITECTURES, ClozeBertConfig, describe_recipe, list_recipes, load_recipe, read_yaml
+from ..configuration.recipes import merge_nested
 from ..utils.command_line import Flag, flags_of
 from ..utils.errors import UserError, as_user_errors, reject_unknown_keys
-from ..utils.nested import merge_nested
 from ..utils.values import read_number
 from .arguments import SHARES, Phase, PretrainingArguments, with_same_share
 

@@ -7,7 +7,6 @@ is locked. What a killed program leaves has no lock, and the next program that w
 
 import contextlib
 import errno
-import functools
 import hashlib
 import os
 import re
@@ -37,7 +36,6 @@ WEIGHTS = "|".join((*MODEL_FILES[1:], r"pytorch_model.*\.bin"))
 WriteCard = Callable[[str | os.PathLike, dict[str, Any]], None]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
-_SECONDS_TO_ANSWER = 10.0  # of the Hub
 
 
 def cache_folder() -> Path:
@@ -50,48 +48,6 @@ def cache_folder() -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clozebert"
     except RuntimeError:
         raise UserError("this user has no home folder for a cache: set XDG_CACHE_HOME to a folder") from None
-
-
-def hub_name(name_or_path: str | None) -> str | None:
-    """A name on the Hub; None for a local file or folder, whose path is private. Ask while it is there."""
-    return None if name_or_path is None or os.path.exists(name_or_path) else name_or_path
-
-
-def refuse_unreachable(name: str) -> None:
-    """Refuse a model's name on the Hub if the Hub does not answer and the cache does not hold that model.
-
-    The Hub's own library asks again and again, for half a minute a file.
-
-    Raises:
-        UserError: names the Hub's address.
-    """
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    cached = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model"))
-    if constants.HF_HUB_OFFLINE or cached.is_dir():
-        return
-    if reason := _why_no_hub(constants.ENDPOINT):
-        raise UserError(
-            f"there is no folder {name}, and the Hub at {constants.ENDPOINT} cannot be reached ({reason}): is there a "
-            f"network?"
-        )
-
-
-@functools.cache
-def _why_no_hub(address: str) -> str | None:
-    """The name of the error of two requests; None if there is an answer, whatever it is."""
-    from huggingface_hub.utils import get_session
-
-    reason = None
-    for _ in range(2):
-        try:
-            get_session().head(address, timeout=_SECONDS_TO_ANSWER)
-        except Exception as error:  # of a library that depends on the release
-            reason = type(error).__name__
-        else:
-            return None
-    return reason
 
 
 def sha256_of_file(path: Path) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .errors import MissingFileError, UserError, UserFileError
-from .files import refuse_unreachable
+from .hub_names import refuse_unreachable
 
 LARGEST_JSON = 1 << 28  # bytes
 # The configurations that transformers and PEFT read. Other programs put any JSON beside them: all-MiniLM-L6-v2 lists
@@ -109,8 +109,6 @@ def check_model_folder(folder: str | os.PathLike, *, allow_pickle: bool = False)
     """
     home = Path(folder)
     if not home.is_dir():
-        if not home.exists() and (len(home.parts) > 2 or str(folder)[:1] in "/.~"):
-            raise MissingFileError(f"there is no folder {folder}")
         if not home.exists():
             refuse_unreachable(str(folder))
         return

@@ -93,7 +93,9 @@ def prepare(
         run: Run = Run(readers, num_processes=num_processes, **options)
     else:
         check_num_parts(num_parts)
-        run = _Merge(readers, folders=[part_folder(folder, part, num_parts) for part in range(num_parts)], **options)
+        run = _MergeOfParts(
+            readers, folders=[part_folder(folder, part, num_parts) for part in range(num_parts)], **options
+        )
     check_output_dir(folder, overwrite=overwrite, written=CORPUS_FILES)
     with whole_files(folder, replacing=CORPUS_FILES) as building:
         # Documents are held out if their digest is below this string: a share `fraction` of all possible digests.
@@ -294,7 +296,7 @@ class Run:
         return False
 
 
-class _Merge(Run):
+class _MergeOfParts(Run):
     """A preparation whose documents were read and tokenized before, in parts."""
 
     def __init__(self, readers: list[Reader], *, folders: list[Path], **options: Any) -> None:

@@ -239,7 +239,7 @@ def test_ids_with_gaps_are_refused(tokenizers: dict[str, PreTrainedTokenizerFast
 def test_loading_names_what_is_missing(tokenizers: dict[str, PreTrainedTokenizerFast], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no tokenizer\.json"):
         load_tokenizer(str(tmp_path))
-    for absent in (str(tmp_path / "absent"), "./absent", "one/two/three"):
+    for absent in (str(tmp_path / "absent"), "./absent", "one/two/three", "absent/", "no such"):
         with pytest.raises(FileNotFoundError, match=f"there is no folder {absent}"):
             load_tokenizer(absent)
     incomplete = PreTrainedTokenizerFast(tokenizer_object=tokenizers["bpe"].backend_tokenizer, pad_token="[PAD]")

@@ -114,9 +114,11 @@ def test_nothing_to_resume_is_no_leave_to_replace_a_model(
 
     encoder = shutil.copytree(models["bert"], tmp_path / "encoder")
     before = (encoder / "model.safetensors").read_bytes()
-    with pytest.raises(UserError, match="encoder holds a model and no run to resume; give another --output_dir"):
-        run(encoder, resume_from_checkpoint="latest")
-    assert (encoder / "model.safetensors").read_bytes() == before
+    for name in ("model.safetensors", "pytorch_model.bin"):  # the second as older programs write it
+        (encoder / "model.safetensors").rename(encoder / name)
+        with pytest.raises(UserError, match="encoder holds a model and no run to resume; give another --output_dir"):
+            run(encoder, resume_from_checkpoint="latest")
+        assert (encoder / name).read_bytes() == before
     first = run(tmp_path / "o")
     shutil.rmtree(tmp_path / "o" / "checkpoint-1")
     with pytest.raises(UserError, match=r"had seed=42, now it is 7; .* or --overwrite_output_dir in place of"):

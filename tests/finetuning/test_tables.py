@@ -437,3 +437,14 @@ def test_ratings_that_only_validation_gives_as_fractions(
         read_data(arguments, None)
     if hint:
         assert read_data(replace(arguments, problem_type="regression"), None).task.problem_type == "regression"
+
+
+def test_a_label_column_that_one_file_lacks_is_named(tmp_path: Path) -> None:
+    """Of numbers too, which are written alike in all files."""
+    for labels in ("01", "ab"):
+        (tmp_path / "train.csv").write_text(f"text,label\ngood,{labels[0]}\nbad,{labels[1]}\n")
+        (tmp_path / "b.csv").write_text(f"text,lable\ngood,{labels[0]}\n")
+        flags = {"train_file": str(tmp_path / "train.csv"), "validation_file": str(tmp_path / "b.csv")}
+        arguments = SequenceArguments(model_name_or_path="-", output_dir=str(tmp_path / "o"), **flags)
+        with pytest.raises(UserError, match=r"--label_column label: .*b\.csv has no such column; it has text, lable"):
+            read_data(arguments, None)

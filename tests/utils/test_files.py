@@ -12,18 +12,18 @@ from huggingface_hub import constants
 
 from clozebert.corpus.tokenizer import load_tokenizer
 from clozebert.finetuning.resume import read_settings
-from clozebert.utils import files
+from clozebert.utils import hub_names
 from clozebert.utils.errors import ExistingFileError, UserError, UserFileError
 from clozebert.utils.files import (
     INCOMPLETE,
     disk_errors,
-    refuse_unreachable,
     whole_file,
     whole_files,
     whole_folder,
     write_text,
     written_in,
 )
+from clozebert.utils.hub_names import refuse_unreachable
 from clozebert.utils.output_folders import check_output_dir, folder_stays, remove_written
 from clozebert.utils.untrusted import check_model_folder
 
@@ -316,7 +316,7 @@ def test_programs_that_write_the_same_thing_leave_each_others_half_written_ones_
 
 def test_a_name_that_nothing_can_resolve_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Hub's library would ask six times for each file. Here nothing listens at its address."""
-    files._why_no_hub.cache_clear()
+    hub_names._why_no_hub.cache_clear()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     refuse_unreachable("org/name")  # offline: the cache alone is asked
@@ -332,4 +332,4 @@ def test_a_name_that_nothing_can_resolve_is_refused_at_once(tmp_path: Path, monk
     assert not waits
     (tmp_path / "models--org--name").mkdir()
     refuse_unreachable("org/name")
-    files._why_no_hub.cache_clear()
+    hub_names._why_no_hub.cache_clear()

@@ -21,7 +21,7 @@ OPTIMIZER_FILE = f"{STATE_FOLDER}/optimizer.safetensors"
 STATE_FILE = f"{STATE_FOLDER}/state.json"
 FORMAT = 2
 # Fields that older checkpoints of this format lack.
-_LATER = {"available_flops", "earlier_arguments", "finished_phases"}
+_LATER = {"available_flops", "earlier_arguments", "finished_phases", "bf16_residual"}
 
 
 class DamageError(UserError):

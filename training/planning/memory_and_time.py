@@ -38,6 +38,7 @@ import numpy as np
 
 from ...configuration import ClozeBertConfig
 from ...configuration.costs import has_final_norm, parts_of, symbols_of
+from ...modeling.losses import WIDENED, WIDENED_ON_CPU
 from ...utils.errors import UserError
 from ..arguments import PretrainingArguments, divisors
 from ..runtime.machine import choose_bf16_residual
@@ -50,8 +51,6 @@ GIB = 1 << 30
 _FREE_SHARE, _FREE_BYTES = 0.06, GIB
 # The seconds that Python needs at least to launch one operation on the device.
 _LAUNCH_SECONDS = 5e-6
-# How many logits in half precision are widened to float32 at once, by the loss.
-_WIDENED_ON_CPU, _WIDENED = 1 << 20, 1 << 28
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,7 +365,7 @@ def _memory(
             )
         ),
         "logits": predicted * (compared * c * 2 + symbols["E"] * (8 + 2 * c))
-        + 8 * min(predicted * compared, _WIDENED_ON_CPU if on_cpu else _WIDENED),
+        + 8 * min(predicted * compared, WIDENED_ON_CPU if on_cpu else WIDENED),
     }
     # The backward pass frees activations while it makes gradients; before the first micro-batch there are no gradients.
     fixed = memory["weights"] + memory["optimizer"]
