@@ -9,6 +9,7 @@ from saved_models import save
 from clozebert.finetuning.resume import read_settings
 from clozebert.hub.convert import convert_folder
 from clozebert.hub.publishing import complete_folder, publish
+from clozebert.utils.errors import MissingFileError
 
 
 @pytest.fixture
@@ -51,4 +52,5 @@ def test_how_a_classifier_read_its_texts_is_found_on_the_hub(saved, hub, unverif
     publish(saved, "org/other")
     assert read_settings("org/other") == {}
     assert read_settings("org/nowhere") == {}
-    assert read_settings("no/such/folder") == {}
+    with pytest.raises(MissingFileError, match="there is no folder no/such/folder"):
+        read_settings("no/such/folder")
