@@ -459,7 +459,7 @@ def _is_by_layer_type(rope_parameters: Any) -> TypeGuard[dict[str, Any]]:
 
 def _refuse_parts_of_rope(overrides: dict[str, Any]) -> None:
     """Refuse to set `rope_theta` or `rope_scaling` alone: the `rope_parameters` that are there take precedence."""
-    for key in overrides.keys() & {"rope_theta", "rope_scaling"}:
+    for key in {key for key in ("rope_theta", "rope_scaling") if overrides.get(key) is not None}:
         raise ValueError(f"{key}={overrides[key]} cannot be set by itself: give rope_parameters")
 
 

@@ -107,6 +107,8 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
         return model
 
     trainer = run.make_trainer(model_init=load_model, args=arguments_of_trials)
+    # Only the first process would leave a trial early, and the others would wait for it.
+    pruner = optuna.pruners.NopPruner() if run.training.world_size > 1 else None
     sampler, storage = optuna.samplers.TPESampler(seed=run.seed), optuna.storages.InMemoryStorage()
     study = optuna.create_study(study_name=STUDY, storage=storage, sampler=sampler, direction="maximize")
     study.enqueue_trial({name: usual[name] for name in free})
@@ -121,6 +123,7 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
             study_name=STUDY,
             storage=storage,
             sampler=sampler,
+            pruner=pruner,
             load_if_exists=True,
         )
     except ValueError as error:

@@ -33,7 +33,7 @@ from .tasks import Task
 from .windows import Collator, PackedCollator, PaddedCollator, Window
 
 SELECTION = "selection"
-STEPS_BETWEEN_QUESTIONS = 10  # of several GPUs, whether one of them was asked to stop
+BATCHES_BETWEEN_QUESTIONS = 10  # of several GPUs, whether one of them was asked to stop
 PACKED_MODEL_TYPES = ("clozebert",)  # models whose forward takes several documents packed into one row
 
 
@@ -85,10 +85,10 @@ def predict_logits(
             with torch.no_grad(), contextlib.nullcontext() if autocast is None else autocast():
                 output = model(**inputs)
             for index, rows in zip(indices, collator.split(output["logits"].float().cpu(), batch), strict=True):
-                logits[index] = rows.numpy().astype(np.float64)
+                logits[index] = rows.numpy()
     if accelerator is not None:
         logits = {index: rows for part in gather_object([logits]) for index, rows in part.items()}
-    return [logits[index] for index in range(len(windows))]
+    return [logits[index].astype(np.float64) for index in range(len(windows))]
 
 
 def are_finite(logits: Sequence[np.ndarray]) -> bool:
@@ -367,7 +367,7 @@ class StopOnRequest(TrainerCallback):
         self.has_stopped = False
         # To agree, the processes wait for their devices. A GPU is quick, and should have work before it.
         waits = accelerator.num_processes > 1 and accelerator.device.type == "cuda"
-        self.every = STEPS_BETWEEN_QUESTIONS if waits else 1
+        self.every = BATCHES_BETWEEN_QUESTIONS if waits else 1
 
     def _ask(self) -> bool:
         """Whether any process was asked to stop."""
@@ -379,7 +379,7 @@ class StopOnRequest(TrainerCallback):
         return self.accelerator.check_trigger()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % self.every:
+        if state.global_step % max(1, self.every // args.gradient_accumulation_steps):
             return
         self.has_stopped = self._ask()
         if self.has_stopped:

@@ -153,7 +153,6 @@ class PretrainingArguments:
     bf16_residual: bool | None = flag(
         "with bf16, keep the residual stream in bf16 too: less memory to move (default: on CUDA, in pre-norm models)",
         section=_MACHINE,
-        on_resume=_SAID,
     )
     gradient_checkpointing: bool = flag(
         "recompute activations in the backward pass: less memory, more time", False, _MACHINE

@@ -187,5 +187,5 @@ def _other_machine(
     return [
         f"{name}={was} there, {value} here ({'other dropout' if name in redrawn else 'close, but not the same bits'})"
         for name, value in now.items()
-        if (was := getattr(state, name)) != value
+        if (was := getattr(state, name)) not in (value, None)
     ]

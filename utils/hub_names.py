@@ -1,12 +1,12 @@
 """Names on the Hub: which are possible, and whether the Hub can be asked."""
 
-import functools
 import os
 from pathlib import Path
 
 from .errors import MissingFileError, UserError
 
 _SECONDS_TO_ANSWER = 10.0
+_answered: set[str] = set()  # addresses of the Hub that did
 
 
 def is_hub_name(name: str) -> bool:
@@ -49,17 +49,18 @@ def refuse_unreachable(name: str) -> None:
         )
 
 
-@functools.cache
 def _why_no_hub(address: str) -> str | None:
-    """The name of the error of two requests; None if there is an answer, whatever it is."""
+    """The name of the error of two requests; None if there is an answer, whatever it is, or a slow one may come."""
     from huggingface_hub.utils import get_session
 
-    reason = None
-    for _ in range(2):
+    reason = None if address in _answered else "no answer"
+    for _ in range(2 if reason else 0):
         try:
-            get_session().head(address, timeout=_SECONDS_TO_ANSWER)
+            get_session().head(address, timeout=_SECONDS_TO_ANSWER, follow_redirects=False)
+            reason = None
         except Exception as error:  # of a library that depends on the release
             reason = type(error).__name__
-        else:
+        if reason in (None, "ReadTimeout"):
+            _answered.add(address)
             return None
     return reason

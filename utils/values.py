@@ -75,7 +75,7 @@ def _read_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
     # YAML reads a bare `no` as False.
     value = "no" if value is False and "no" in choices else value
     check_choice(name, value, choices)
-    return value
+    return choices[choices.index(value)]  # an enumeration's member may be equal to its text
 
 
 def read_number(name: str, value: Any, kind: type) -> int | float:

@@ -24,7 +24,7 @@ from transformers import AutoModelForSequenceClassification
 from clozebert.finetuning import trainer
 from clozebert.finetuning.run import finetune
 from clozebert.finetuning.trainer import FinetuningTrainer, SharedBatches, predict_logits
-from clozebert.finetuning.windows import PaddedCollator, Window
+from clozebert.finetuning.windows import PackedCollator, PaddedCollator, Window
 from clozebert.scripts._program import run as run_program
 
 
@@ -73,10 +73,26 @@ def test_two_processes_learn_what_one_learns(
 
     Measured: the weights differ by 1e-5 at most; by 1.6e-2 where that step was filled up with other examples.
     """
-    flags = {"num_train_epochs": 2.0, "gradient_accumulation_steps": 1}
+    flags = {"num_train_epochs": 2.0, "gradient_accumulation_steps": 1, "per_device_eval_batch_size": 10}
+
+    def count_scored(rank: int) -> None:
+        split = PaddedCollator.split if kind == "bert" else PackedCollator.split
+        scored = tmp_path / f"scored-{rank}"
+
+        def counting(self: Any, logits: Any, windows: Any) -> Any:
+            scored.write_text(f"{len(windows)}\n" + (scored.read_text() if scored.exists() else ""))
+            return split(self, logits, windows)
+
+        (PaddedCollator if kind == "bert" else PackedCollator).split = counting
+
     for processes in (1, 2):
         output, batch = tmp_path / str(processes), 16 // processes
-        assert not any(train(files, models[kind], output, processes, per_device_train_batch_size=batch, **flags))
+        flags["per_device_train_batch_size"] = batch
+        assert not any(train(files, models[kind], output, processes, count_scored, **flags))
+        # 20 windows after each of two epochs and at the end, in batches of ten.
+        for rank in range(processes):
+            assert (tmp_path / f"scored-{rank}").read_text().split() == ["10"] * (6 // processes)
+            (tmp_path / f"scored-{rank}").unlink()
     scores = [json.loads((tmp_path / str(number) / "all_results.json").read_text())["eval_loss"] for number in (1, 2)]
     assert scores[1] == pytest.approx(scores[0], abs=1e-4)
     one, two = (load_file(tmp_path / str(processes) / "model.safetensors") for processes in (1, 2))

@@ -8,15 +8,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import accelerate
 import pytest
+import torch
 from often import often
 from transformers import TrainerCallback
 
 from clozebert.finetuning.resume import newest_checkpoint
 from clozebert.finetuning.run import FinetuningRun, finetune
+from clozebert.finetuning.trainer import StopOnRequest
+from clozebert.utils.stop_request import StopRequest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from finetuning_helpers import arguments_of, without_times, write_sentiment
@@ -240,3 +244,17 @@ def start(model: str, folder: Path, *, by: tuple[str, ...] = ()) -> tuple[subpro
     except BaseException:
         program.kill()
         raise
+
+
+@pytest.mark.parametrize(("device", "processes", "asked"), [("cuda", 2, [5, 10]), ("cpu", 2, [*range(1, 11)])])
+def test_several_gpus_are_asked_seldom(
+    device: str, processes: int, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To agree they wait for their devices. Here a step has two batches."""
+    steps: list[int] = []
+    accelerator: Any = SimpleNamespace(device=torch.device(device), num_processes=processes)
+    stopping = StopOnRequest(StopRequest(), accelerator)
+    monkeypatch.setattr(stopping, "_ask", lambda: bool(steps.append(step)))
+    for step in range(1, 11):
+        stopping.on_step_end(SimpleNamespace(gradient_accumulation_steps=2), SimpleNamespace(global_step=step), None)
+    assert steps == asked

@@ -458,3 +458,17 @@ def test_a_plan_has_the_tokens_of_the_corpus(tmp_path: Path) -> None:
         getattr(of_run, name) for name in SPECIAL_TOKEN_IDS
     ]
     assert of_plan.pad_token_id == 0
+
+
+def test_a_plan_for_a_gpu_has_its_residual_stream() -> None:
+    """In bf16 by default: two bytes of a number that each norm keeps, in place of four."""
+    arguments = PretrainingArguments("-", "-", "-", max_steps=1, global_batch_size=8, per_device_train_batch_size=8)
+    config = ClozeBertConfig(**SIZES)
+
+    def activations(wanted: bool | None, precision: str = "bf16", device: str = "h100") -> int:
+        given = dataclasses.replace(arguments, bf16_residual=wanted)
+        plan = make_plan(given, config, device=DEVICES[device], precision=precision)
+        return plan.memory["activations"]
+
+    assert activations(None) == activations(True) < activations(False)
+    assert activations(None, "fp16") == activations(False, "fp16")

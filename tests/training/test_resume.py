@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,9 +28,10 @@ from clozebert import ClozeBertConfig
 from clozebert.hub.card import write_card
 from clozebert.training import PretrainingArguments, loop, pretrain
 from clozebert.training.checkpoints.damage import find_damage
-from clozebert.training.checkpoints.training_state import read_training_state
+from clozebert.training.checkpoints.training_state import TrainingState, read_training_state
 from clozebert.training.initialization.initial_model import make_model
 from clozebert.training.optimizers.state import load_optimizer_state
+from clozebert.training.resume import _other_machine
 from clozebert.training.step import clip_gradient
 from clozebert.utils.errors import UserError
 
@@ -328,3 +330,13 @@ def test_a_resumed_run_keeps_no_file_of_its_checkpoint_mapped(prepared: Path, tm
     gc.collect()
     assert str(checkpoint) not in Path("/proc/self/maps").read_text()
     assert any(parameter.abs().sum() > 0 for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("was", "said"), [(True, False), (False, True), (None, False)])
+def test_another_residual_stream_is_said(was: bool | None, said: bool) -> None:
+    """That of a GPU is in bf16 by default. A checkpoint of before does not say which it had."""
+    gpu = SimpleNamespace(device=torch.device("cuda"), mixed_precision="bf16", num_processes=1)
+    arguments = PretrainingArguments("-", "-", "-", max_steps=1, global_batch_size=4, per_device_train_batch_size=4)
+    state = TrainingState(1, threads=torch.get_num_threads(), precision="bf16", micro_batch_rows=4, bf16_residual=was)
+    found = _other_machine(state, gpu, arguments, ClozeBertConfig(norm_position="pre"))
+    assert found == ["bf16_residual=False there, True here (close, but not the same bits)"] * said

@@ -12,7 +12,6 @@ from huggingface_hub import constants
 
 from clozebert.corpus.tokenizer import load_tokenizer
 from clozebert.finetuning.resume import read_settings
-from clozebert.utils import hub_names
 from clozebert.utils.errors import ExistingFileError, UserError, UserFileError
 from clozebert.utils.files import (
     INCOMPLETE,
@@ -316,7 +315,7 @@ def test_programs_that_write_the_same_thing_leave_each_others_half_written_ones_
 
 def test_a_name_that_nothing_can_resolve_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Hub's library would ask six times for each file. Here nothing listens at its address."""
-    hub_names._why_no_hub.cache_clear()
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     refuse_unreachable("org/name")  # offline: the cache alone is asked
@@ -332,4 +331,3 @@ def test_a_name_that_nothing_can_resolve_is_refused_at_once(tmp_path: Path, monk
     assert not waits
     (tmp_path / "models--org--name").mkdir()
     refuse_unreachable("org/name")
-    hub_names._why_no_hub.cache_clear()

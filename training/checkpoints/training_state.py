@@ -53,7 +53,7 @@ class TrainingState:
         teacher_fingerprint: which teacher the run distils from; empty without one.
         validation_fingerprint: which validation splits the figures are of.
         micro_batch_rows: of a full micro-batch, in each process.
-        bf16_residual: whether the residual stream was in bf16.
+        bf16_residual: whether the residual stream was in bf16; None: not known.
     """
 
     step: int
@@ -79,7 +79,7 @@ class TrainingState:
     teacher_fingerprint: str = ""
     validation_fingerprint: str = ""
     micro_batch_rows: int = 1
-    bf16_residual: bool = False
+    bf16_residual: bool | None = None
 
     def count_seconds(self, seconds: float, *, peak_flops: float) -> None:
         """Count the time of a step.
