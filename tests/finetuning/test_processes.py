@@ -197,3 +197,10 @@ def test_more_processes_than_windows_are_refused(
     path.write_text("text,label\ngreat film,pos\nsad end,neg\n")
     assert train((str(path), str(path)), models["bert"], tmp_path / "o", 3) == [2, 2, 2]
     assert "error: 3 processes share 2 training windows: start fewer processes\n" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_search_of_several_processes_ends(models: dict[str, str], tmp_path: Path, files: tuple[str, str]) -> None:
+    """After five trials optuna would end a bad one early, in the first process alone; the other waited for it."""
+    pytest.importorskip("optuna")
+    assert train(files, models["bert"], tmp_path / "o", 2, hyperparameter_search=9, num_train_epochs=3.0) == [0, 0]
