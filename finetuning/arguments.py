@@ -47,7 +47,7 @@ class FinetuningArguments:
     train_file: str | None = flag("training data")
     validation_file: str | None = flag("data for choosing the best epoch (default: a tenth of the training data)")
     test_file: str | None = flag("data to score the chosen model on")
-    dataset_name: str | None = flag("a dataset on the Hub, instead of files")
+    dataset_name: str | None = flag("a dataset on the Hub, or a folder that save_to_disk wrote, instead of files")
     dataset_config_name: str | None = flag("configuration of the dataset on the Hub", section=_DATA)
     overwrite_output_dir: bool = flag("delete the run in the output folder, and start over", False)
     resume_from_checkpoint: str | None = flag(
