@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from ..corpus.readers.compression import COMPRESSIONS, bare_suffix
 from ..corpus.readers.tables import TABLE_SUFFIXES
@@ -27,7 +27,8 @@ FINETUNING_FILES = tuple(
     )
 )  # fmt: skip
 
-PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
+_ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+PROBLEM_TYPES: tuple[str, ...] = get_args(_ProblemType)
 # Transformers' schedules that need no more settings than the warm-up steps. Those that follow a score have no warm-up,
 # and take a lower score for a better one.
 _Schedule = Literal[
@@ -200,7 +201,7 @@ class SequenceArguments(FinetuningArguments):
     text_column: str | None = flag("column of the text (default: found by name, else by content)")
     text_pair_column: str | None = flag("column of the second text of a pair", section=_DATA)
     label_column: str | None = flag("column of the label")
-    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = flag(
+    problem_type: _ProblemType | None = flag(
         "single_label_classification, multi_label_classification or regression (default: by the labels)", section=_DATA
     )
     compare_pairs: bool | None = flag(

@@ -53,8 +53,9 @@ def _why_no_hub(address: str) -> str | None:
     """The name of the error of two requests; None if there is an answer, whatever it is, or a slow one may come."""
     from huggingface_hub.utils import get_session
 
-    reason = None if address in _answered else "no answer"
-    for _ in range(2 if reason else 0):
+    if address in _answered:
+        return None
+    for _ in range(2):
         try:
             get_session().head(address, timeout=_SECONDS_TO_ANSWER, follow_redirects=False)
             reason = None

@@ -279,8 +279,11 @@ def test_dropout_of_the_embeddings_is_set_with_the_rest(tmp_path: Path) -> None:
 def test_on_cuda_attention_has_no_dropout_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its fastest kernel knows none. What is asked for stands."""
     folder = make_checkpoint(tmp_path / "m", model_type="clozebert")
-    found = lambda *, use_cpu: torch.device("cpu" if use_cpu else "cuda")  # noqa: E731
-    monkeypatch.setattr(models, "find_device", found)
+
+    def find_device(*, use_cpu: bool) -> torch.device:
+        return torch.device("cpu" if use_cpu else "cuda")
+
+    monkeypatch.setattr(models, "find_device", find_device)
     assert load(folder, "ab", use_cpu=True).config.attention_probs_dropout_prob == DEFAULT_DROPOUT
     for given, wanted in ((None, 0.0), (0.2, 0.2)):
         config = load(folder, "ab", dropout=given).config
@@ -424,9 +427,8 @@ def test_one_process_uses_one_of_several_gpus(
     def stop(run: FinetuningRun, write_card: Any) -> None:
         raise SeenError(run)
 
-    monkeypatch.setattr(
-        "clozebert.finetuning.run.find_device", lambda **_: torch.device("mps")
-    )  # Trainer finds its own
+    # Trainer finds its own.
+    monkeypatch.setattr("clozebert.finetuning.run.find_device", lambda **_: torch.device("mps"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(FinetuningRun, "train", stop)
     with pytest.raises(SeenError) as seen:
