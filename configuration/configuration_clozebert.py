@@ -2,9 +2,7 @@
 """`ClozeBertConfig`, the encoder's configuration. This file travels inside every checkpoint."""
 
 import copy
-import difflib
 import warnings
-from collections.abc import Iterable
 from typing import Any, TypeGuard
 
 import transformers
@@ -19,6 +17,15 @@ if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 4)
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 
+from .field_checks import (
+    LAYER_TYPES,
+    check_rope_of_layers,
+    check_value,
+    nearest_key,
+    refuse_parts_of_rope,
+    suggestion,
+    unknown_key_message,
+)
 from .named_architectures import ARCHITECTURES, every_third_full
 
 # Keys that a configuration file may hold besides the fields below: transformers writes and reads these itself.
@@ -28,37 +35,6 @@ _KEYS_OF_TRANSFORMERS = {
     "output_attentions", "per_layer_config", "quantization_config", "rope_scaling", "rope_theta", "tokenizer_class",
     "torch_dtype", "transformers_weights", "use_cache", "_commit_hash",
 }  # fmt: skip
-
-_CHOICES = {
-    "norm_position": ("post", "pre"),
-    "norm_type": ("layernorm", "rmsnorm"),
-    "position_embedding_type": ("absolute", "sinusoidal", "rope", "none"),
-    "position_rule": ("row", "non_pad"),
-    "mlp_type": ("mlp", "glu"),
-    "classifier_pooling": ("cls", "mean", "max", "attention"),
-    "classifier_dense": ("none", "pooled", "all"),
-    "output_projection_init": ("normal", "scaled", "zero"),
-    "problem_type": ("single_label_classification", "multi_label_classification", "regression"),
-}
-_PROBABILITIES = (
-    "hidden_dropout_prob", "attention_probs_dropout_prob", "embedding_dropout", "mlp_dropout", "classifier_dropout",
-)  # fmt: skip
-_POSITIVE = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
-    "max_position_embeddings", "embedding_size", "image_size", "patch_size", "num_channels", "sliding_window",
-)  # fmt: skip
-_NOT_NEGATIVE = ("type_vocab_size", "position_offset", "norm_eps", "initializer_range")
-_MOST = (1 << 31) - 1  # of these two kinds
-_LAYER_TYPES = ("full_attention", "sliding_attention")
-# The parameters that each type of rotary positions requires besides its base, then all that are allowed.
-_ROPE_NEEDS = {
-    "default": (), "linear": ("factor",), "dynamic": ("factor",), "yarn": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-}  # fmt: skip
-_ROPE_KEYS = [
-    "rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
-    "partial_rotary_factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
-]  # fmt: skip
 
 
 @strict
@@ -225,7 +201,7 @@ class ClozeBertConfig(PreTrainedConfig):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a field, and refuse a value that is invalid on its own, from the constructor, a file or an override."""
-        _check_value(name, value)
+        check_value(name, value)
         super().__setattr__(name, value)
 
     @classmethod
@@ -243,11 +219,11 @@ class ClozeBertConfig(PreTrainedConfig):
             ValueError: no architecture has that name.
         """
         if name not in ARCHITECTURES:
-            hint = _did_you_mean(name, ARCHITECTURES, otherwise=f"known: {', '.join(ARCHITECTURES)}")
+            hint = suggestion(name, ARCHITECTURES, otherwise=f"known: {', '.join(ARCHITECTURES)}")
             raise ValueError(f"unknown architecture {name!r}; {hint}")
         fields = copy.deepcopy(ARCHITECTURES[name])
         if "rope_parameters" in fields:
-            _refuse_parts_of_rope(overrides)
+            refuse_parts_of_rope(overrides)
         layers = overrides.get("num_hidden_layers")
         if "layer_types" in fields and isinstance(layers, int):  # the constructor refuses anything else
             fields["layer_types"] = every_third_full(layers)
@@ -278,14 +254,14 @@ class ClozeBertConfig(PreTrainedConfig):
         if foreign:
             _warn_of_foreign(list(foreign), cls.field_names())
         for key in kwargs.keys() - known:
-            if _nearest(key, cls.field_names(), cutoff=0.85):
+            if nearest_key(key, cls.field_names(), cutoff=0.85):
                 raise ValueError(unknown_key_message(key, cls.field_names()))
         values = {key: config_dict[key] for key in config_dict if key in known}
         if kind != cls.model_type:
             values = {key: values[key] for key in values if key not in ("model_type", "auto_map")}  # the parent's
         _follow_heads(values, kwargs)
         _follow_layers(values, kwargs)
-        _refuse_parts_of_rope(kwargs)
+        refuse_parts_of_rope(kwargs)
         # Overrides go to the constructor, which checks them. The base class would set them afterwards, unchecked.
         own = {**ClozeBertConfig.__annotations__, **cls.__annotations__}  # cls may be a subclass
         values |= {key: kwargs.pop(key) for key in own if key in kwargs}
@@ -295,6 +271,11 @@ class ClozeBertConfig(PreTrainedConfig):
             setattr(config, key, value)
         config.check_together()
         return found
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether a norm follows the last layer."""
+        return self.norm_position == "pre" if self.final_norm is None else self.final_norm
 
     def attention_type(self, layer_idx: int) -> str:
         """The attention of one layer: `full_attention` or `sliding_attention`."""
@@ -311,11 +292,13 @@ class ClozeBertConfig(PreTrainedConfig):
                 )
             return kwargs
         given = scaling or self.rope_parameters or {}
+        if theta is not None and given.get("rope_theta", theta) != theta:
+            raise ValueError(f"rope_theta={theta} contradicts rope_parameters={given}: give rope_parameters alone")
         is_by_layer_type = _is_by_layer_type(given)
-        if is_by_layer_type and (others := sorted(given.keys() - set(_LAYER_TYPES))):
+        if is_by_layer_type and (others := sorted(given.keys() - set(LAYER_TYPES))):
             raise ValueError(
                 f"rope_parameters holds {', '.join(others)} beside layer types: give one dict for each of "
-                f"{' and '.join(_LAYER_TYPES)}, or one for all"
+                f"{' and '.join(LAYER_TYPES)}, or one for all"
             )
         used = sorted(set(self.layer_types or ["full_attention"]))
         if is_by_layer_type and given.keys().isdisjoint(used):
@@ -324,7 +307,7 @@ class ClozeBertConfig(PreTrainedConfig):
         parameters = {}
         for layer_type in used:
             values = {**default, **((given.get(layer_type) or {}) if is_by_layer_type else given)}
-            _check_rope(values)
+            check_rope_of_layers(values)
             if values["rope_type"] in ("llama3", "yarn"):
                 values.setdefault("original_max_position_embeddings", self.max_position_embeddings)
             parameters[layer_type] = values
@@ -393,44 +376,8 @@ class ClozeBertConfig(PreTrainedConfig):
             )
 
 
-def _check_value(name: str, value: Any) -> None:
-    """Refuse a value that is invalid whatever the other fields are."""
-    _refuse_parts_of_rope({name: value})
-    if name in _CHOICES and value not in _CHOICES[name] and (name, value) != ("problem_type", None):
-        hint = _did_you_mean(str(value), _CHOICES[name])
-        raise ValueError(f"{name}={value!r} must be one of {', '.join(_CHOICES[name])}{hint and '; '}{hint}")
-    if name == "layer_types":
-        for layer_type in value or []:
-            if layer_type not in _LAYER_TYPES:
-                raise ValueError(f"layer_types holds {layer_type!r}; it may hold {' and '.join(_LAYER_TYPES)}")
-    if name == "dtype" and value not in (None, "auto"):
-        _check_dtype(value)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        _check_number(name, value)
-
-
-def _check_dtype(value: Any) -> None:
-    """Refuse what is no floating-point type of torch, by itself or by name; the base class fails at it much later."""
-    import torch
-
-    dtype = getattr(torch, value, None) if isinstance(value, str) else value
-    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ValueError(f"dtype={value!r} must be a floating-point type, as in dtype='float32'")
-
-
-def _check_number(name: str, value: float) -> None:
-    if name in _PROBABILITIES and not 0 <= value <= 1:
-        raise ValueError(f"{name}={value} is a probability: it must lie between 0 and 1")
-    if name in _POSITIVE and value <= 0:
-        raise ValueError(f"{name}={value} must be at least 1")
-    if name in _NOT_NEGATIVE and not value >= 0:  # also refuses NaN
-        raise ValueError(f"{name}={value} must not be negative")
-    if name in (*_POSITIVE, *_NOT_NEGATIVE) and value > _MOST:  # libraries fail in many ways at larger ones
-        raise ValueError(f"{name}={value} is too large: at most {_MOST}")
-
-
 def _warn_of_foreign(keys: list[str], known: list[str]) -> None:
-    nearest = {key: _nearest(key, known, cutoff=0.85) for key in keys}
+    nearest = {key: nearest_key(key, known, cutoff=0.85) for key in keys}
     named = [f"{key} (is {near} meant?)" if near else key for key, near in nearest.items()]
     warnings.warn(
         f"the configuration holds keys that this version of clozebert does not know: {', '.join(named)}; they are kept "
@@ -454,47 +401,7 @@ def _follow_layers(values: dict[str, Any], overrides: dict[str, Any]) -> None:
 
 
 def _is_by_layer_type(rope_parameters: Any) -> TypeGuard[dict[str, Any]]:
-    return isinstance(rope_parameters, dict) and not rope_parameters.keys().isdisjoint(_LAYER_TYPES)
-
-
-def _refuse_parts_of_rope(overrides: dict[str, Any]) -> None:
-    """Refuse to set `rope_theta` or `rope_scaling` alone: the `rope_parameters` that are there take precedence."""
-    for key in {key for key in ("rope_theta", "rope_scaling") if overrides.get(key) is not None}:
-        raise ValueError(f"{key}={overrides[key]} cannot be set by itself: give rope_parameters")
-
-
-def _check_rope(parameters: dict[str, Any]) -> None:
-    rope_type = parameters["rope_type"]
-    if rope_type not in _ROPE_NEEDS:
-        raise ValueError(f"rope_parameters: rope_type={rope_type!r} must be one of {', '.join(_ROPE_NEEDS)}")
-    for key in parameters:
-        if key not in _ROPE_KEYS:
-            hint = _did_you_mean(key, _ROPE_KEYS, otherwise=f"known: {', '.join(_ROPE_KEYS)}")
-            raise ValueError(f"unknown key {key!r} in rope_parameters; {hint}")
-    missing = [key for key in _ROPE_NEEDS[rope_type] if key not in parameters]
-    if missing:
-        raise ValueError(f"rope_parameters of rope_type={rope_type!r} need {', '.join(missing)}")
-    for key in ("rope_theta", "factor"):
-        value = parameters.get(key, 1)
-        if not isinstance(value, (int, float)) or not value > 0:
-            raise ValueError(f"rope_parameters: {key}={value!r} must be a number above 0")
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError("rope_parameters: partial_rotary_factor must be 1.0: all channels of a head turn")
-
-
-def unknown_key_message(key: str, known: list[str]) -> str:
-    """The message for an unknown key: `unknown configuration key 'hiden_size'; did you mean 'hidden_size'?`"""
-    hint = _did_you_mean(key, known, otherwise="see the docstring of ClozeBertConfig for the known keys")
-    return f"unknown configuration key {key!r}; {hint}"
-
-
-def _nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
-
-
-def _did_you_mean(word: str, known: Iterable[str], *, otherwise: str = "") -> str:
-    nearest = _nearest(word, known)
-    return f"did you mean {nearest!r}?" if nearest else otherwise
+    return isinstance(rope_parameters, dict) and not rope_parameters.keys().isdisjoint(LAYER_TYPES)
 
 
 __all__ = ["ClozeBertConfig"]

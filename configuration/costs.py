@@ -84,16 +84,11 @@ def parts_of(config: "ClozeBertConfig", model_class: str = _MASKED_LM) -> list[P
         ("3*D*F", "2*F + D", "6*B*T*D*F", "2*F") if glu else ("2*D*F", "F + D", "4*B*T*D*F", "F")
     )
     parts.append(Part("feed-forward", layers, _sum(weights, config.mlp_bias and bias), flops, f"B*T*({written} + D)"))
-    norms = 2 * layers - (not config.first_attention_norm) + has_final_norm(config)
+    norms = 2 * layers - (not config.first_attention_norm) + config.has_final_norm
     parts.append(Part("norms", norms, _norm(config, "D"), "0", "0"))
     if config.qk_norm:
         parts.append(Part("norms of queries and keys", layers, "2*K", "0", "0"))
     return [*parts, *_head(config, model_class)]
-
-
-def has_final_norm(config: "ClozeBertConfig") -> bool:
-    """Whether a norm follows the last layer."""
-    return config.norm_position == "pre" if config.final_norm is None else config.final_norm
 
 
 def _sum(*terms: str | bool) -> str:

@@ -131,11 +131,6 @@ class BatchStream:
         """How often the rows of all corpora were seen before `step`, on average."""
         return self.batch_size.before(step) / self.rows_per_epoch
 
-    def num_predicted(self, step: int) -> int:
-        """How many tokens the whole global batch of a step predicts, without building it."""
-        segments = self._locate(self.batch_size.before(step), self.batch_size.at(step))
-        return int(_selection(self.corpora, segments, self.masking, rate=self.rate(step))[-1].sum())
-
     def rows(self, first: int, count: int, *, step: int) -> Batch:
         """`count` rows of the endless stream, starting at position `first`, masked as in `step`."""
         batch = _assemble(self.corpora, self._locate(first, count), self.masking, rate=self.rate(step))

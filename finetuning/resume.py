@@ -82,7 +82,9 @@ def fingerprint(windows: Sequence[Window]) -> str:
     """A short hash of the model's inputs; a resumed run uses it to check that the data is the same."""
     digest = hashlib.sha256()
     for window in windows:
-        digest.update(repr((window.input_ids, window.token_type_ids, window.example, window.target)).encode())
+        types = window.token_type_ids
+        ids = window.input_ids.tolist(), None if types is None else types.tolist()
+        digest.update(repr((*ids, window.example, window.target)).encode())
     return digest.hexdigest()[:16]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 # transformers imports: `kernels` is one.
 CODE_FILES = (
     "configuration_clozebert.py",
+    "field_checks.py",
     "named_architectures.py",
     "fast_paths.py",
     "packed.py",

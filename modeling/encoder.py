@@ -122,8 +122,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             self.main_input_name = "pixel_values"
             self.input_modalities = ("image",)  # type: ignore[assignment]  # a tuple in transformers too
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_hidden_layers))
-        has_final_norm = config.norm_position == "pre" if config.final_norm is None else config.final_norm
-        self.final_norm = make_norm(config, config.hidden_size) if has_final_norm else nn.Identity()
+        self.final_norm = make_norm(config, config.hidden_size) if config.has_final_norm else nn.Identity()
         self.rotary_emb = RotaryEmbedding(config) if config.position_embedding_type == "rope" else None
         self.pooling = self.pooler = None
         if config.base_pooler and add_pooling_layer:

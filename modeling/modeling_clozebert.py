@@ -9,6 +9,7 @@ From a folder on disk, transformers 5.4 copies only the files that this one impo
 import contextlib
 
 from ..configuration.configuration_clozebert import ClozeBertConfig as ClozeBertConfig
+from ..configuration.field_checks import check_value as check_value
 from ..configuration.named_architectures import ARCHITECTURES as ARCHITECTURES
 from .attention import Attention as Attention
 from .attention_tiles import tiled_attention as tiled_attention

@@ -102,7 +102,7 @@ def test_two_processes_learn_what_one_learns(
 
 def test_processes_share_the_windows_that_are_scored(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(models["bert"], num_labels=2)
-    windows = [Window([2, *[5] * length, 3], None, number) for number, length in enumerate((3, 9, 4, 1, 7))]
+    windows = [Window(np.array([2, *[5] * length, 3]), None, number) for number, length in enumerate((3, 9, 4, 1, 7))]
     collator = PaddedCollator(0, per_token=False)
     whole = predict_logits(model, windows, collator, batch_size=1)
     scored: dict[int, Any] = {}

@@ -98,7 +98,7 @@ def test_a_batch_is_scored_on_the_device_of_the_model() -> None:
             assert places == {"meta"}
             return {"logits": torch.zeros(2, 5)}
 
-    windows = [Window([2, 3, 4], None, 0), Window([2, 3], None, 1)]
+    windows = [Window(np.array([2, 3, 4]), None, 0), Window(np.array([2, 3]), None, 1)]
     model = OnDevice(5).to("meta")
     assert len(predict_logits(model, windows, PackedCollator(per_token=False), batch_size=2)) == 2
 
@@ -224,7 +224,7 @@ def test_words_without_a_gold_tag_do_not_count() -> None:
 def test_windows_of_a_long_document_are_averaged() -> None:
     task = SequenceTask(problem_type=SINGLE_LABEL, label_names=["a", "b"])
     examples = [SequenceExample("t", None, "a", "f"), SequenceExample("t", None, "b", "f")]
-    windows = [Window([1], None, 0), Window([1], None, 1), Window([1], None, 0)]
+    windows = [Window(np.array([1]), None, example) for example in (0, 1, 0)]
     logits = [np.array([4.0, 0.0]), np.array([1.0, 2.0]), np.array([0.0, 2.0])]
     assert task.assemble(examples, windows, logits).tolist() == [[2.0, 1.0], [1.0, 2.0]]
 

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...configuration import ClozeBertConfig
-from ...configuration.costs import has_final_norm, parts_of, symbols_of
+from ...configuration.costs import parts_of, symbols_of
 from ...modeling.losses import WIDENED, WIDENED_ON_CPU
 from ...utils.errors import UserError
 from ..arguments import PretrainingArguments, divisors
@@ -419,7 +419,7 @@ def activation_bytes(
     of_queries += inner if is_recomputed else 2 * inner + (mask * f if config.mlp_dropout else 0)
     layer, layers = of_keys + of_queries, config.num_hidden_layers
     unread = of_queries * (1 - predicted) if last_layer_reads(config, on_cpu=on_cpu, half=half) else 0.0
-    ends = (4 * d + 8) * config.embedding_norm + norm * has_final_norm(config) + 24
+    ends = (4 * d + 8) * config.embedding_norm + norm * config.has_final_norm + 24
     return ends + (residual * layers + layer if recompute else layer * layers - unread)
 
 
