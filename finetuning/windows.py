@@ -346,7 +346,7 @@ class PaddedCollator:
         length = max(len(window.input_ids) for window in windows)
 
         def rows(values: Sequence[Any], fill: int) -> torch.Tensor:
-            filled_BT = np.full((len(values), length), fill)
+            filled_BT = np.full((len(values), length), fill, dtype=np.int64)
             for row_T, value in zip(filled_BT, values, strict=True):
                 start = length - len(value) if self.on_left else 0
                 row_T[start : start + len(value)] = value
