@@ -178,13 +178,7 @@ class Adaptation:
             raise UserError(f"corpus={corpus} has no validation split: prepare it with one")
 
     def _reader(self, name: str) -> Reader:
-        arguments = self.arguments
-        return Reader(
-            getattr(arguments, name),
-            text_column=arguments.text_column,
-            document_separator=arguments.document_separator,
-            on_bad_text=arguments.on_bad_text,
-        )
+        return self.arguments.reader(getattr(self.arguments, name))
 
     def _fingerprints(self, first_tokenizer: Any) -> dict[str, Any]:
         """Hashes of the texts, models and tokenizer that the flags name, which show whether these have changed."""
@@ -459,12 +453,7 @@ class Adaptation:
         encoder = Encoder(tokenizer.backend_tokenizer.to_str())
         named: Counter[str] = Counter()
         for place in self.arguments.protect or []:
-            reader = Reader(
-                [place],
-                text_column=self.arguments.text_column,
-                document_separator="line",
-                on_bad_text=self.arguments.on_bad_text,
-            )
+            reader = self.arguments.reader([place], document_separator="line")
             encoded = (document for text in reader.texts() for document in encoder.encode([text]))
             name = Path(place).name  # not its folders, as paths are private
             named[name] += 1

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..corpus.batches import MIX_BLOCK
+from ..corpus.readers.reading_flags import ReadingFlags
 from ..training.arguments import PretrainingArguments, largest_divisor
 from ..utils.command_line import flag
 from ..utils.errors import UserError, check_at_least
@@ -53,7 +54,7 @@ _TEXT, _VOCABULARY, _TRAINING = "text", "another vocabulary", "training and mach
 
 
 @dataclass
-class AdaptationArguments:
+class AdaptationArguments(ReadingFlags):
     """The flags. Only a model, text and an output folder are needed."""
 
     model_name_or_path: str = flag(
@@ -67,13 +68,6 @@ class AdaptationArguments:
     )
     validation_fraction: float = flag(
         "the share of the documents of --input and --replay_input to hold out", 0.01, section=_TEXT
-    )
-    text_column: str | None = flag("the column of the text", section=_TEXT)
-    document_separator: str = flag(
-        "what ends a document in text files: blank_line, line or file", "blank_line", section=_TEXT
-    )
-    on_bad_text: str = flag(
-        "what to do about documents that are not valid UTF-8: error or skip", "error", section=_TEXT
     )
     deduplicate: Literal["none", "exact", "near"] = flag("none, exact (each text once) or near", "exact", section=_TEXT)
     num_processes: int | None = flag("processes that tokenize (default: one for each processor)", section=_TEXT)

@@ -5,7 +5,7 @@ What each file does, in the order in which text passes through them:
     readers/        inputs: files, folders, globs, datasets, installed packages (input_files)
                     formats: the documents of a file (compression, binary_files, xml_texts)
                     tables: CSV, TSV, JSON, Parquet, Arrow, datasets (table_file, delimited, json_records,
-                    columnar, columns)
+                    columnar, columns); reading_flags: the flags of all programs that read
     tokens          tokenizer: trains and loads; encoding: texts to ids and word starts
     vocabulary/     changes: extends and trims a tokenizer; merges: what to add
     preparation/    pipeline: the flags; prepare: the work (duplicates, parallel, parts)

@@ -66,17 +66,11 @@ def open_input(arguments: Any, *, dataset_config_name: str | None = None) -> "Re
     """The reader of `--input`, by the flags that say how to read it; a flag without effect is refused.
 
     Args:
-        arguments: with `input`, `text_column`, `document_separator` and `on_bad_text`.
+        arguments: `ReadingFlags` with `input`.
     """
-    from clozebert.corpus.readers.inputs import Reader, refuse_unused
+    from clozebert.corpus.readers.inputs import refuse_unused
 
-    reader = Reader(
-        arguments.input,
-        text_column=arguments.text_column,
-        document_separator=arguments.document_separator,
-        on_bad_text=arguments.on_bad_text,
-        dataset_config_name=dataset_config_name,
-    )
+    reader = arguments.reader(arguments.input, dataset_config_name=dataset_config_name)
     refuse_unused([reader], text_column=arguments.text_column, dataset_config_name=dataset_config_name)
     return reader
 

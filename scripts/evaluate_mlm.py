@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from clozebert.corpus.readers.reading_flags import ReadingFlags
 from clozebert.scripts._program import check_output_file, open_input, parse, run, write_results
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError, check_at_least
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from clozebert.utils.progress_bar import StageBars
 
 
-_READING = "reading --input"
 # What has no effect on the score of minimal pairs.
 _OF_A_TEXT = (
     "eval_mlm_probability", "masking_unit", "mask_share", "random_share", "seed", "max_seq_length",
@@ -38,7 +38,7 @@ _POSITIONS = 64  # tokens of a document for pseudo-perplexity: each needs a forw
 
 
 @dataclasses.dataclass
-class EvaluationArguments:
+class EvaluationArguments(ReadingFlags):
     model_name_or_path: str = flag("folder or Hub name of a masked-LM model; can come first, without the flag", ...)
     tokenizer_name: str | None = flag("tokenizer (default: the one in the model's folder)")
     corpus: str | None = flag("folder that prepare-corpus wrote")
@@ -62,13 +62,6 @@ class EvaluationArguments:
     use_cpu: bool = flag("stay on the CPU even if there is a GPU", False)
     trust_remote_code: bool = flag("run the code that comes with the model", False)
     output_file: str | None = flag("write the results here, as JSON")
-    text_column: str | None = flag(
-        "the column of the text (default: found by name: text, content, …)", section=_READING
-    )
-    document_separator: str = flag(
-        "what ends a document in text files: blank_line, line or file", "blank_line", _READING
-    )
-    on_bad_text: str = flag("what to do about documents that are not valid UTF-8: error or skip", "error", _READING)
 
     def __post_init__(self) -> None:
         if not (self.corpus or self.input or self.blimp):

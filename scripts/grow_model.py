@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from clozebert.corpus.readers.reading_flags import ReadingFlags
 from clozebert.scripts._program import open_input, parse, read_file, run, say_left_out
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError, check_at_least
@@ -23,15 +24,12 @@ from clozebert.utils.wording import counted
 
 
 @dataclass
-class GrowArguments:
+class GrowArguments(ReadingFlags):
     model_name_or_path: str = flag(
         "a masked-LM model with its tokenizer: a ClozeBERT, or one that convert can read", ...
     )
     input: list[str] = flag("text on which pseudo-perplexity is measured", ...)
     output_dir: str = flag("the folder to write; empty, or not there yet", ...)
-    text_column: str | None = flag("the column of the text (default: found by name: text, content, …)")
-    document_separator: str = flag("what ends a document in text files: blank_line, line or file", "blank_line")
-    on_bad_text: str = flag("what to do about documents that are not valid UTF-8: error or skip", "error")
     pseudo_perplexity_documents: int = flag("measure on this many documents, from the beginning", 100)
     new_tokens: list[str] | None = flag("tokens to add; @FILE reads them, one on each line")
     num_hidden_layers: int | None = flag("layers; the existing ones are repeated")

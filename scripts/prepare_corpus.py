@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from clozebert.corpus.readers.reading_flags import ReadingFlags
 from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError
@@ -27,7 +28,7 @@ _LONG_DOCUMENT = 1 << 20  # bytes
 
 
 @dataclass
-class Arguments:
+class Arguments(ReadingFlags):
     input: list[str] = flag(
         "files, folders, glob patterns, `installed-python`, or owner/name of a dataset on the Hub", ...
     )
@@ -42,11 +43,6 @@ class Arguments:
         "the share of documents to hold out (default: 0.01; for installed-python 0.05, by whole packages)"
     )
     deduplicate: str = flag("none, exact (each text once) or near (MinHash over runs of five words)", "none")
-    text_column: str | None = flag("the column of the text (default: found by name: text, content, …)")
-    document_separator: str = flag("what ends a document in text files: blank_line, line or file", "blank_line")
-    on_bad_text: str = flag(
-        "what to do about documents that are not valid UTF-8: error, or skip, which counts them", "error"
-    )
     dataset_config_name: str | None = flag("the configuration of a dataset on the Hub")
     num_processes: int | None = flag("processes that tokenize (default: one for each processor)")
     num_parts: int | None = flag("split the files into this many parts; without --part: merge them")

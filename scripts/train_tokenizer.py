@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from clozebert.corpus.readers.reading_flags import ReadingFlags
 from clozebert.scripts._program import open_input, parse, run, say_left_out
 from clozebert.utils.command_line import flag
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Arguments:
+class Arguments(ReadingFlags):
     input: list[str] = flag(
         "files, folders, glob patterns, `installed-python`, or owner/name of a dataset on the Hub", ...
     )
@@ -29,9 +30,6 @@ class Arguments:
     vocab_size: int = flag("entries, the special tokens included", 30_522)
     lowercase: bool = flag("lower-case the text; wordpiece deletes accents and vowel signs, too", False)
     model_max_length: int = flag("longest input, in tokens, as the tokenizer states it", 512)
-    text_column: str | None = flag("the column of the text (default: found by name: text, content, …)")
-    document_separator: str = flag("what ends a document in text files: blank_line, line or file", "blank_line")
-    on_bad_text: str = flag("what to do about documents that are not valid UTF-8: error or skip", "error")
     dataset_config_name: str | None = flag("the configuration of a dataset on the Hub")
     overwrite_output_dir: bool = flag("write into a folder that is not empty; replace the tokenizer in it", False)
     disable_tqdm: bool = flag("show no progress bar", False)

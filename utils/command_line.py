@@ -4,9 +4,7 @@ Flags are written with underscores; dashes are accepted too.
 """
 
 import argparse
-import contextlib
 import dataclasses
-import math
 import os
 import shutil
 import sys
@@ -19,6 +17,7 @@ from typing import Any, Literal, NoReturn
 
 from .errors import exit_with_error, nearest_name
 from .processes import let_first_process_speak
+from .values import to_number
 
 # Flags that people know from other programs, mostly `transformers`, and the flag of ours that they mean, where the
 # spelling does not tell.
@@ -229,7 +228,7 @@ def _add(group: Any, flag: Flag) -> None:
         if typing.get_origin(kind) is list:
             options |= {"nargs": "+", "action": _Extend}
             kind = typing.get_args(kind)[0]
-        options["type"] = {int: partial(_whole_number, flag.name), float: partial(_number, flag.name)}.get(kind, _text)
+        options["type"] = partial(_number, flag.name, kind) if kind in (int, float) else _text
         if choices:
             options["choices"] = choices
     group.add_argument(f"--{flag.name}", **options)
@@ -295,40 +294,8 @@ def _text(text: str) -> str:
     return os.path.expanduser(text) if text.startswith("~/") else text
 
 
-def _number(name: str, text: str) -> float:
-    value = _finite(text)
-    _refuse_too_large(name, text, value)
-    return value
-
-
-def _finite(text: str) -> float:
+def _number(name: str, kind: type, text: str) -> int | float:
     try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
-    return value
-
-
-def most_of(name: str, kind: type) -> int | float:
-    """The largest number that a flag or a field of a recipe takes; libraries fail in many ways at larger ones."""
-    if kind is float:
-        return 1e18
-    return (1 << 64) - 1 if name in ("seed", "seeds") else (1 << 31) - 1
-
-
-def _refuse_too_large(name: str, text: str, value: int | float) -> None:
-    if abs(value) > most_of(name, type(value)):
-        raise argparse.ArgumentTypeError(f"{text!r} is too large: at most {most_of(name, type(value))}")
-
-
-def _whole_number(name: str, text: str) -> int:
-    value = _finite(text)
-    if value != int(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    number = int(value)  # 1e5
-    with contextlib.suppress(ValueError):
-        number = int(text)  # every digit counts, as in a seed
-    _refuse_too_large(name, text, number)
-    return number
+        return to_number(name, text, kind)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None

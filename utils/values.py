@@ -9,7 +9,6 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from .command_line import most_of
 from .errors import UserError, check_choice
 
 # By the type of a field: the types of its values, and what messages call them.
@@ -79,20 +78,30 @@ def _read_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
 
 
 def read_number(name: str, value: Any, kind: type) -> int | float:
-    """Convert a value from a recipe or a flag to int or float; a `UserError` if it is not a number."""
+    """Convert the value of a flag or of a recipe's field to int or float; a `UserError` if it is no such number."""
+    try:
+        return to_number(name, value, kind)
+    except ValueError as error:
+        raise UserError(f"{name}={value!r} {error}") from None
+
+
+def to_number(name: str, value: Any, kind: type) -> int | float:
+    """As `read_number`; the error is a `ValueError` that says what is wrong with the value, and does not name it."""
     try:
         number = float(value) if not isinstance(value, bool) else math.nan  # YAML reads `1e-3` as text
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or (kind is int and number != int(number)):
-        raise UserError(f"{name}={value!r} must be a {'whole ' if kind is int else ''}number")
+        raise ValueError(f"must be a {'whole ' if kind is int else ''}number")
     exact: int | float = kind(number)
     if kind is int and not isinstance(value, float):
         with contextlib.suppress(ValueError):  # 1e5
             exact = int(value)  # every digit counts, as in a seed
-    if abs(exact) > most_of(name, kind):
-        raise UserError(f"{name}={value!r} is too large: at most {most_of(name, kind)}")
+    # Libraries fail in many ways at larger numbers.
+    most = 1e18 if kind is float else (1 << 64) - 1 if name in ("seed", "seeds") else (1 << 31) - 1
+    if abs(exact) > most:
+        raise ValueError(f"is too large: at most {most}")
     return exact
 
 
-__all__ = ["read_fields", "read_number"]
+__all__ = ["read_fields", "read_number", "to_number"]
