@@ -80,7 +80,7 @@ from .trainer import (
     EarlyStopping,
     EvaluationLines,
     FinetuningTrainer,
-    StopOnRequest,
+    TimelyCheckpoints,
     TrainingProgress,
     are_finite,
     check_tracker,
@@ -413,11 +413,11 @@ class FinetuningRun:
         if trainer.is_world_process_zero() and (checkpoint is None or not os.path.exists(path)):
             write_json(path, self.settings)  # a resumed run keeps the file that is there: a full disk would empty it
         stop = StopRequest()
-        stopping = StopOnRequest(stop, trainer.accelerator)
-        trainer.add_callback(stopping)
+        checkpoints = TimelyCheckpoints(stop, trainer.accelerator)
+        trainer.add_callback(checkpoints)
         with stop.listening():
             metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
-        if stopping.has_stopped:
+        if checkpoints.has_stopped:
             print(f"stopped at step {trainer.state.global_step}; --resume_from_checkpoint latest goes on from there")
             return trainer, {"stopped_by": stop.reason, "step": trainer.state.global_step}
         # A resumed run's own time and loss cover its last part only, and are left out.

@@ -33,7 +33,8 @@ from .tasks import Task
 from .windows import Collator, PackedCollator, PaddedCollator, Window
 
 SELECTION = "selection"
-BATCHES_BETWEEN_QUESTIONS = 10  # of several GPUs, whether one of them was asked to stop
+SECONDS_BETWEEN_CHECKPOINTS = 600  # within an epoch
+BATCHES_BETWEEN_QUESTIONS = 10  # of several GPUs, whether one of them has to save or was asked to stop
 PACKED_MODEL_TYPES = ("clozebert",)  # models whose forward takes several documents packed into one row
 
 
@@ -354,8 +355,10 @@ class EarlyStopping(TrainerCallback):
             control.should_training_stop = True
 
 
-class StopOnRequest(TrainerCallback):
-    """Saves a checkpoint and ends training when a signal asks for it, after the same step in all processes.
+class TimelyCheckpoints(TrainerCallback):
+    """Saves a checkpoint ten minutes after the last one, so that a run that is killed in a long epoch loses no more.
+
+    When a signal asks for it, it saves one and ends training. All processes do so after the same step.
 
     Args:
         stop: what hears the signals of this process.
@@ -365,25 +368,35 @@ class StopOnRequest(TrainerCallback):
     def __init__(self, stop: StopRequest, accelerator: Accelerator) -> None:
         self.stop, self.accelerator = stop, accelerator
         self.has_stopped = False
+        self._last = time.monotonic()
         # To agree, the processes wait for their devices. A GPU is quick, and should have work before it.
         waits = accelerator.num_processes > 1 and accelerator.device.type == "cuda"
         self.every = BATCHES_BETWEEN_QUESTIONS if waits else 1
 
-    def _ask(self) -> bool:
-        """Whether any process was asked to stop."""
-        if self.accelerator.num_processes == 1:  # no wait for the device
-            return bool(self.stop)
-        self.stop.request_without_launcher()
-        if self.stop:
-            self.accelerator.set_trigger()
-        return self.accelerator.check_trigger()
+    def _ask(self) -> tuple[bool, bool]:
+        """Whether any process was asked to stop, and whether the time for a checkpoint has come in any."""
+        is_alone = self.accelerator.num_processes == 1
+        if not is_alone:
+            self.stop.request_without_launcher()
+        asked = [bool(self.stop), time.monotonic() - self._last > SECONDS_BETWEEN_CHECKPOINTS]
+        if not is_alone:  # who is alone does not wait for the device
+            flags = torch.tensor(asked, dtype=torch.float32, device=self.accelerator.device)
+            asked = (self.accelerator.reduce(flags) > 0).tolist()
+        return asked[0], asked[1]
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._last = time.monotonic()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._last = time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step % max(1, self.every // args.gradient_accumulation_steps):
             return
-        self.has_stopped = self._ask()
+        self.has_stopped, is_due = self._ask()
         if self.has_stopped:
             control.should_training_stop = True
+        if self.has_stopped or is_due:
             control.should_save |= not _ends_epoch(state)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -395,7 +408,7 @@ class StopOnRequest(TrainerCallback):
             control.should_log = control.should_evaluate = False
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.has_stopped = self.has_stopped or self._ask()  # in the last evaluation
+        self.has_stopped = self.has_stopped or self._ask()[0]  # in the last evaluation
 
 
 def _ends_epoch(state: Any) -> bool:

@@ -17,9 +17,10 @@ import torch
 from often import often
 from transformers import TrainerCallback
 
+from clozebert.finetuning import trainer as trainer_module
 from clozebert.finetuning.resume import newest_checkpoint
 from clozebert.finetuning.run import FinetuningRun, finetune
-from clozebert.finetuning.trainer import StopOnRequest
+from clozebert.finetuning.trainer import TimelyCheckpoints
 from clozebert.utils.stop_request import StopRequest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -122,6 +123,44 @@ def test_a_stopped_run_saves_and_ends_as_one_that_was_not_stopped(
     whole.pop("train_loss")  # Trainer's own mean, over the steps of one sitting
     assert without_times(resumed) == without_times(whole)
     assert evaluations(first + capsys.readouterr().out) == evaluations(shown)
+
+
+class Crash(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 10:
+            raise RuntimeError("crash")
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(-1.0, [6, 9]), (600.0, [6])])
+def test_a_run_that_crashes_within_a_long_epoch_has_a_checkpoint_of_ten_minutes_ago(
+    models: dict[str, str],
+    data: dict[str, tuple[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    steps: list[int],
+) -> None:
+    """Here the ten minutes are over after every step, or never within an epoch of six steps."""
+    monkeypatch.setattr(trainer_module, "SECONDS_BETWEEN_CHECKPOINTS", seconds)
+    make_trainer = FinetuningRun.make_trainer
+
+    def train(folder: str, **more: Any) -> dict[str, Any]:
+        flags = {"per_device_train_batch_size": 10, "dropout": 0.2, **EPOCHS, **more}
+        return finetune(arguments_of("single", data["single"], models["clozebert"], tmp_path / folder, **flags))
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        trainer = make_trainer(*args, **kwargs)
+        trainer.add_callback(Crash())
+        return trainer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FinetuningRun, "make_trainer", make)
+        with pytest.raises(RuntimeError, match="crash"):
+            train("crashed")
+    assert sorted(int(path.name.split("-")[1]) for path in (tmp_path / "crashed").glob("checkpoint-*")) == steps
+    resumed, whole = train("crashed", resume_from_checkpoint="latest"), train("whole")
+    whole.pop("train_loss")
+    assert without_times(resumed) == without_times(whole)
 
 
 @pytest.mark.slow
@@ -253,8 +292,8 @@ def test_several_gpus_are_asked_seldom(
     """To agree they wait for their devices. Here a step has two batches."""
     steps: list[int] = []
     accelerator: Any = SimpleNamespace(device=torch.device(device), num_processes=processes)
-    stopping = StopOnRequest(StopRequest(), accelerator)
-    monkeypatch.setattr(stopping, "_ask", lambda: bool(steps.append(step)))
+    stopping = TimelyCheckpoints(StopRequest(), accelerator)
+    monkeypatch.setattr(stopping, "_ask", lambda: (bool(steps.append(step)), False))
     for step in range(1, 11):
         stopping.on_step_end(SimpleNamespace(gradient_accumulation_steps=2), SimpleNamespace(global_step=step), None)
     assert steps == asked
