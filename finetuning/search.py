@@ -2,7 +2,8 @@
 
 import copy
 import importlib.util
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,19 +43,11 @@ def check_search(arguments: Any) -> list[str]:
     return free
 
 
-def _check_shortest(run: "FinetuningRun", values: Mapping[str, Any]) -> None:
-    """Raise if the shortest trial, which may be the best, has no time for its warm-up."""
-    shortest = copy.copy(run.training)
-    for name, value in values.items():
-        setattr(shortest, name, value)
-    run.check_warmup(shortest)
-
-
 def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
     """Train with one setting after another; returns the flags of the best. DIR/hyperparameter_search.json lists all.
 
     The first trial uses the defaults and trains exactly as a run without a search. A trial is judged by its last
-    evaluation. A resumed run does not search again.
+    evaluation. A resumed run goes on after the last trial that ended, or does not search again.
 
     Raises:
         UserError: see `check_search`; or the search of a resumed run was one with other data or flags.
@@ -63,83 +56,161 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
     if arguments.seeds is not None:
         del settings["arguments"]["seed"]  # a resumed run may add seeds before the one of the search
     path = Path(run.folder, SEARCH_FILE)
+    found: dict[str, Any] = {}
     if arguments.resume_from_checkpoint is not None and path.exists():
         found = read_json_object(path)
         # Else the found values would take the place of those that flags give now.
         refuse_other_settings(path.parent, found.get("settings", {}), settings)
+    if "best" in found:
         return found["best"]
-    free = check_search(arguments)
+    distributions = _distributions(run, check_search(arguments))
+    _check_shortest(run, distributions)
+    study, options = _make_study(run, distributions, found.get("trials", []))
+    name, greater_is_better = run.best_metric
+    facts = {
+        "objective": name if greater_is_better else f"-{name}",
+        "defaults": {name: getattr(run.training, name) for name in SEARCHED},
+    }
+    is_first = run.training.process_index == 0
+
+    def save(**best: Any) -> None:
+        if is_first:
+            write_json(path, {**facts, **best, "trials": _ended(study), "settings": settings})
+
     assert arguments.hyperparameter_search is not None
+    left = arguments.hyperparameter_search - len(_ended(study))
+    if left > 0:
+        say_plan(run)
+        _make_trials(run, left, distributions, options, save)
+    scored = [trial for trial in _ended(study) if trial["state"] == "complete"]
+    best = broadcast_object_list([study.best_params if scored else None])[0]  # only the first process has all trials
+    if best is None:
+        raise UserError(
+            f"--hyperparameter_search {arguments.hyperparameter_search}: training diverged in every trial; give "
+            f"a lower --learning_rate"
+        )
+    save(best=best)
+    if is_first:
+        print("best: " + ", ".join(f"{key} {value:.3g}" for key, value in best.items()), flush=True)
+    return best
+
+
+def _distributions(run: "FinetuningRun", free: Sequence[str]) -> dict[str, Any]:
+    """What the hyperparameters `free` are drawn from: values around the defaults of the run."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution
+
+    rate, epochs = run.training.learning_rate, run.training.num_train_epochs
+    batch_size = run.training.per_device_train_batch_size
+    of_all = {
+        "learning_rate": FloatDistribution(rate / 5, rate * 5, log=True),
+        "per_device_train_batch_size": CategoricalDistribution(
+            sorted({max(1, batch_size // 2), batch_size, 2 * batch_size})
+        ),
+        "num_train_epochs": CategoricalDistribution(sorted({max(1.0, epochs // 2), epochs, 2 * epochs})),
+    }
+    return {name: of_all[name] for name in free}
+
+
+def _check_shortest(run: "FinetuningRun", distributions: dict[str, Any]) -> None:
+    """Raise if the shortest trial, which may be the best, has no time for its warm-up."""
+    shortest = copy.copy(run.training)
+    for name, choose in (("per_device_train_batch_size", max), ("num_train_epochs", min)):
+        if name in distributions:
+            setattr(shortest, name, choose(distributions[name].choices))
+    run.check_warmup(shortest)
+
+
+def _make_study(
+    run: "FinetuningRun", distributions: dict[str, Any], trials: Sequence[dict[str, Any]]
+) -> tuple[Any, dict[str, Any]]:
+    """A study that begins with the defaults or, in a resumed search, after the trials that have ended.
+
+    Returns:
+        the study, and the options by which Trainer finds it.
+    """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # its warning of a failed trial has a traceback
-    rate, batch_size = run.training.learning_rate, run.training.per_device_train_batch_size
-    epochs = run.training.num_train_epochs
-    usual = {"learning_rate": rate, "per_device_train_batch_size": batch_size, "num_train_epochs": epochs}
-    batch_sizes = sorted({max(1, batch_size // 2), batch_size, 2 * batch_size})
-    lengths = sorted({max(1.0, epochs // 2), epochs, 2 * epochs})
+    # A resumed search must not draw the values of its first trials again.
+    sampler = optuna.samplers.TPESampler(seed=run.seed + len(trials))
+    options: dict[str, Any] = {"study_name": STUDY, "storage": optuna.storages.InMemoryStorage(), "sampler": sampler}
+    study = optuna.create_study(**options, direction="maximize")
+    if not trials:
+        study.enqueue_trial({name: getattr(run.training, name) for name in distributions})
+    for trial in trials:
+        study.add_trial(
+            optuna.trial.create_trial(
+                state=optuna.trial.TrialState[trial["state"].upper()],
+                value=trial["value"],
+                params={name: trial[name] for name in distributions},
+                distributions=distributions,
+                intermediate_values={int(step): value for step, value in trial["evaluations"].items()},
+            )
+        )
+    return study, options
 
-    shortest = {"per_device_train_batch_size": max(batch_sizes), "num_train_epochs": min(lengths)}
-    _check_shortest(run, {name: shortest[name] for name in free if name in shortest})
+
+def _ended(study: Any) -> list[dict[str, Any]]:
+    """The trials of a study that have ended, with the objective after each evaluation."""
+    return [
+        {
+            "state": trial.state.name.lower(),
+            "value": trial.value,
+            **trial.params,
+            "evaluations": {step: x for step, x in trial.intermediate_values.items() if math.isfinite(x)},
+        }
+        for trial in study.trials
+        if trial.state.is_finished()
+    ]
+
+
+def _make_trials(
+    run: "FinetuningRun", number: int, distributions: dict[str, Any], options: dict[str, Any], save: Callable[[], None]
+) -> None:
+    """Train with `number` settings.
+
+    Args:
+        options: of the study, see `_make_study`.
+        save: called before each trial; it writes down those that have ended.
+    """
+    import optuna
 
     said: set[int] = set()
 
     def space(trial: Any) -> dict[str, Any]:
-        suggest: dict[str, Callable[[str], Any]] = {
-            "learning_rate": lambda name: trial.suggest_float(name, rate / 5, rate * 5, log=True),
-            "per_device_train_batch_size": lambda name: trial.suggest_categorical(name, batch_sizes),
-            "num_train_epochs": lambda name: trial.suggest_categorical(name, lengths),
+        values = {
+            name: trial.suggest_categorical(name, one.choices)
+            if isinstance(one, optuna.distributions.CategoricalDistribution)
+            else trial.suggest_float(name, one.low, one.high, log=one.log)
+            for name, one in distributions.items()
         }
-        values = {name: suggest[name](name) for name in free}
         if run.training.process_index == 0 and trial.number not in said:  # asked twice with several processes
             said.add(trial.number)
+            save()
             print(f"trial {trial.number}: " + ", ".join(f"{k} {v:.3g}" for k, v in values.items()), flush=True)
         return values
-
-    say_plan(run)
-    arguments_of_trials = copy.copy(run.training)  # each trial changes their values
-    arguments_of_trials.save_strategy = IntervalStrategy.NO
-    arguments_of_trials.load_best_model_at_end = False
 
     def load_model() -> Any:
         model = run.load_model()
         set_seed(run.seed)  # the same dropout as in a run without a search, whose Trainer is made after its model
         return model
 
+    arguments_of_trials = copy.copy(run.training)  # each trial changes their values
+    arguments_of_trials.save_strategy = IntervalStrategy.NO
+    arguments_of_trials.load_best_model_at_end = False
     trainer = run.make_trainer(model_init=load_model, args=arguments_of_trials)
-    # Only the first process would leave a trial early, and the others would wait for it.
-    pruner = optuna.pruners.NopPruner() if run.training.world_size > 1 else None
-    sampler, storage = optuna.samplers.TPESampler(seed=run.seed), optuna.storages.InMemoryStorage()
-    study = optuna.create_study(study_name=STUDY, storage=storage, sampler=sampler, direction="maximize")
-    study.enqueue_trial({name: usual[name] for name in free})
-    best: Any = None
     try:
-        best = trainer.hyperparameter_search(
+        trainer.hyperparameter_search(
             hp_space=space,
             compute_objective=lambda metrics: metrics[f"eval_{SELECTION}"],
-            n_trials=arguments.hyperparameter_search,
+            n_trials=number,
             direction="maximize",
             backend="optuna",
-            study_name=STUDY,
-            storage=storage,
-            sampler=sampler,
-            pruner=pruner,
+            # Only the first process would leave a trial early, and the others would wait for it.
+            pruner=optuna.pruners.NopPruner() if run.training.world_size > 1 else None,
             load_if_exists=True,
+            **options,
         )
     except ValueError as error:
         if "No trials are completed" not in str(error):  # how optuna says that none has a score
             raise
-    best = broadcast_object_list([best and best.hyperparameters])[0]  # only the first process has the study
-    if best is None:
-        raise UserError(
-            f"--hyperparameter_search {arguments.hyperparameter_search}: training diverged in every trial; give "
-            f"a lower --learning_rate"
-        )
-    name, greater_is_better = run.best_metric
-    if run.training.process_index == 0:
-        trials = [{"state": trial.state.name.lower(), "value": trial.value, **trial.params} for trial in study.trials]
-        objective = name if greater_is_better else f"-{name}"
-        found = {"objective": objective, "defaults": usual, "best": best, "trials": trials, "settings": settings}
-        write_json(path, found)
-        print("best: " + ", ".join(f"{key} {value:.3g}" for key, value in best.items()), flush=True)
-    return best

@@ -13,6 +13,7 @@ from clozebert.finetuning.models import load_auto_tokenizer
 from clozebert.finetuning.reports import write_json
 from clozebert.finetuning.resume import settings_of
 from clozebert.finetuning.run import FinetuningRun, finetune
+from clozebert.finetuning.trainer import FinetuningTrainer
 from clozebert.utils.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -57,6 +58,45 @@ def test_a_search_tries_settings_and_trains_with_the_best(
     again.learning_rate = None
     assert finetune(again)[f"eval_{metric}"] == results[f"eval_{metric}"]
     assert json.loads((output / "hyperparameter_search.json").read_text()) == search
+
+
+@pytest.mark.parametrize("ended", [0, 2])
+def test_a_search_that_was_killed_goes_on_after_the_trials_that_have_ended(
+    models: dict[str, str],
+    data: dict[str, tuple[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ended: int,
+) -> None:
+    pytest.importorskip("optuna")
+    flags: dict[str, Any] = {"hyperparameter_search": 4, "num_train_epochs": 1.0, "resume_from_checkpoint": "latest"}
+    evaluations = 0  # one for each trial, and one for the run itself
+    evaluate = FinetuningTrainer.evaluate
+
+    def counted(trainer: FinetuningTrainer, *args: Any, **kwargs: Any) -> dict[str, float]:
+        nonlocal evaluations
+        evaluations += 1
+        if evaluations == ended + 1:
+            raise RuntimeError("killed")
+        return evaluate(trainer, *args, **kwargs)
+
+    def search() -> list[dict[str, Any]]:
+        arguments = arguments_of("single", data["single"], models["bert"], tmp_path / "o", **flags)
+        arguments.learning_rate = None
+        finetune(arguments)
+        return json.loads((tmp_path / "o" / "hyperparameter_search.json").read_text())["trials"]
+
+    monkeypatch.setattr(FinetuningTrainer, "evaluate", counted)
+    with pytest.raises(RuntimeError, match="killed"):
+        search()
+    before = json.loads((tmp_path / "o" / "hyperparameter_search.json").read_text())
+    assert "best" not in before
+    assert len(before["trials"]) == ended
+    trials = search()
+    assert trials[:ended] == before["trials"]
+    assert len(trials) == 4
+    assert len({trial["learning_rate"] for trial in trials}) == 4
+    assert evaluations == 1 + 4 + 1  # that of the killed trial comes on top
 
 
 def test_what_a_search_found_takes_no_place_of_flags_that_are_given_later(
