@@ -1,5 +1,8 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""What a field of `ClozeBertConfig` may hold, whatever the other fields hold. This file travels inside checkpoints."""
+"""What a field of `ClozeBertConfig` may hold, whatever the other fields hold, and which name was meant.
+
+This file travels inside checkpoints.
+"""
 
 import difflib
 from collections.abc import Iterable
@@ -22,7 +25,6 @@ _PROBABILITIES = (
 _POSITIVE = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
     "max_position_embeddings", "embedding_size", "image_size", "patch_size", "num_channels", "sliding_window",
-    "num_labels",
 )  # fmt: skip
 _NOT_NEGATIVE = ("type_vocab_size", "position_offset", "norm_eps", "initializer_range")
 _MOST = (1 << 31) - 1  # of these two kinds
@@ -52,8 +54,6 @@ def check_value(name: str, value: Any) -> None:
         for layer_type in value or []:
             if layer_type not in LAYER_TYPES:
                 raise ValueError(f"layer_types holds {layer_type!r}; it may hold {' and '.join(LAYER_TYPES)}")
-    if name == "id2label" and isinstance(value, dict) and {*map(int, value)} != {*range(len(value))}:
-        raise ValueError(f"id2label must name the labels 0 to {len(value) - 1}, each once; it names {[*value]}")
     if name == "dtype" and value not in (None, "auto"):
         _check_dtype(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -66,16 +66,17 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
     distributions = _distributions(run, check_search(arguments))
     _check_shortest(run, distributions)
     study, options = _make_study(run, distributions, found.get("trials", []))
-    name, greater_is_better = run.best_metric
+    metric, greater_is_better = run.best_metric
     facts = {
-        "objective": name if greater_is_better else f"-{name}",
+        "objective": metric if greater_is_better else f"-{metric}",
         "defaults": {name: getattr(run.training, name) for name in SEARCHED},
     }
     is_first = run.training.process_index == 0
 
-    def save(**best: Any) -> None:
+    def save(best: dict[str, Any] | None = None) -> None:
+        chosen = {} if best is None else {"best": best}
         if is_first:
-            write_json(path, {**facts, **best, "trials": _ended(study), "settings": settings})
+            write_json(path, {**facts, **chosen, "trials": _ended(study), "settings": settings})
 
     assert arguments.hyperparameter_search is not None
     left = arguments.hyperparameter_search - len(_ended(study))
@@ -85,11 +86,13 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
     scored = [trial for trial in _ended(study) if trial["state"] == "complete"]
     best = broadcast_object_list([study.best_params if scored else None])[0]  # only the first process has all trials
     if best is None:
+        if is_first:
+            path.unlink(missing_ok=True)  # nothing in it is of use to a search with a lower rate
         raise UserError(
             f"--hyperparameter_search {arguments.hyperparameter_search}: training diverged in every trial; give "
             f"a lower --learning_rate"
         )
-    save(best=best)
+    save(best)
     if is_first:
         print("best: " + ", ".join(f"{key} {value:.3g}" for key, value in best.items()), flush=True)
     return best
@@ -132,7 +135,7 @@ def _make_study(
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # its warning of a failed trial has a traceback
     # A resumed search must not draw the values of its first trials again.
-    sampler = optuna.samplers.TPESampler(seed=run.seed + len(trials))
+    sampler = optuna.samplers.TPESampler(seed=(run.seed + len(trials)) % (1 << 32))
     options: dict[str, Any] = {"study_name": STUDY, "storage": optuna.storages.InMemoryStorage(), "sampler": sampler}
     study = optuna.create_study(**options, direction="maximize")
     if not trials:
@@ -148,6 +151,12 @@ def _make_study(
             )
         )
     return study, options
+
+
+def _objective(metrics: dict[str, float]) -> float:
+    """The number that a trial is judged by. Optuna takes NaN for a failed trial, and infinity for a good one."""
+    found = metrics[f"eval_{SELECTION}"]
+    return found if math.isfinite(found) else math.nan
 
 
 def _ended(study: Any) -> list[dict[str, Any]]:
@@ -202,7 +211,7 @@ def _make_trials(
     try:
         trainer.hyperparameter_search(
             hp_space=space,
-            compute_objective=lambda metrics: metrics[f"eval_{SELECTION}"],
+            compute_objective=_objective,
             n_trials=number,
             direction="maximize",
             backend="optuna",

@@ -21,6 +21,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import Trainer, TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
+from transformers.trainer_utils import SaveStrategy
 
 from ..modeling.evaluation_mode import evaluation_mode
 from ..modeling.packed_view import cut_if_padding_is_read
@@ -396,8 +397,9 @@ class TimelyCheckpoints(TrainerCallback):
         self.has_stopped, is_due = self._ask()
         if self.has_stopped:
             control.should_training_stop = True
-        if self.has_stopped or is_due:
-            control.should_save |= not _ends_epoch(state)
+            control.should_save |= not _ends_epoch(state)  # there `on_epoch_end` decides
+        elif is_due:
+            control.should_save |= args.save_strategy != SaveStrategy.EPOCH or not _ends_epoch(state)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self.has_stopped:

@@ -74,8 +74,6 @@ CONTRADICTIONS = {
         {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 7.0}},
         "rope_theta=5.0 contradicts rope_parameters={'rope_theta': 7.0}",
     ),
-    "labels with a gap": ({"id2label": {0: "no", 2: "yes"}}, "labels 0 to 1, each once; it names .0, 2."),
-    "no labels": ({"num_labels": 0}, "num_labels=0 must be at least 1"),
     "part of a head": ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1.0"),
 }
 

@@ -99,6 +99,23 @@ def test_a_search_that_was_killed_goes_on_after_the_trials_that_have_ended(
     assert evaluations == 1 + 4 + 1  # that of the killed trial comes on top
 
 
+def test_a_search_in_which_every_trial_diverges_can_be_begun_again_with_a_lower_rate(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses that are infinite give scores that are; optuna would take one for the score of a good trial."""
+    pytest.importorskip("optuna")
+    flags = {"hyperparameter_search": 2, "num_train_epochs": 1.0}
+    arguments = arguments_of("single", data["single"], models["bert"], tmp_path / "o", **flags)
+    arguments.learning_rate = None
+    with monkeypatch.context() as patched:
+        patched.setattr("clozebert.finetuning.trainer.selection", lambda *_: -float("inf"))
+        with pytest.raises(UserError, match="training diverged in every trial; give a lower --learning_rate"):
+            finetune(arguments)
+    finetune(arguments_of("single", data["single"], models["bert"], tmp_path / "o", **flags))
+    trials = json.loads((tmp_path / "o" / "hyperparameter_search.json").read_text())["trials"]
+    assert [trial["state"] for trial in trials] == ["complete"] * 2
+
+
 def test_what_a_search_found_takes_no_place_of_flags_that_are_given_later(
     models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from often import often
 from transformers import TrainerCallback
+from transformers.trainer_utils import SaveStrategy
 
 from clozebert.finetuning import trainer as trainer_module
 from clozebert.finetuning.resume import newest_checkpoint
@@ -161,6 +162,21 @@ def test_a_run_that_crashes_within_a_long_epoch_has_a_checkpoint_of_ten_minutes_
     resumed, whole = train("crashed", resume_from_checkpoint="latest"), train("whole")
     whole.pop("train_loss")
     assert without_times(resumed) == without_times(whole)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "epoch", "saves"), [("epoch", 2.0, False), ("steps", 2.0, True), ("epoch", 2.5, True)]
+)
+def test_a_checkpoint_that_is_due_at_the_end_of_an_epoch_is_left_to_trainer_where_it_saves_there(
+    strategy: str, epoch: float, saves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerator: Any = SimpleNamespace(device=torch.device("cpu"), num_processes=1)
+    checkpoints = TimelyCheckpoints(StopRequest(), accelerator)
+    monkeypatch.setattr(trainer_module, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
+    control = SimpleNamespace(should_save=False)
+    args = SimpleNamespace(gradient_accumulation_steps=1, save_strategy=SaveStrategy(strategy))
+    checkpoints.on_step_end(args, SimpleNamespace(global_step=10, epoch=epoch), control)
+    assert control.should_save == saves
 
 
 @pytest.mark.slow
