@@ -15,12 +15,34 @@ What each file does, in the order in which text passes through them:
     demo/           the demonstration's corpus (installed_python) and its labelled data (tasks)
 """
 
-from .batch_size import BatchSize
-from .batches import Batch, BatchStream, ValidationBatches
-from .masking import Masking
-from .mixtures import Mixture
-from .packing import RowIndex
-from .shards import Corpus, ShardWriter
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .batch_size import BatchSize
+    from .batches import Batch, BatchStream, ValidationBatches
+    from .masking import Masking
+    from .mixtures import Mixture
+    from .packing import RowIndex
+    from .shards import Corpus, ShardWriter
+
+_MODULE_OF_NAME = {
+    "Batch": "batches",
+    "BatchSize": "batch_size",
+    "BatchStream": "batches",
+    "Corpus": "shards",
+    "Masking": "masking",
+    "Mixture": "mixtures",
+    "RowIndex": "packing",
+    "ShardWriter": "shards",
+    "ValidationBatches": "batches",
+}
 
 __all__ = ["Batch", "BatchSize", "BatchStream", "Corpus", "Masking", "Mixture", "RowIndex", "ShardWriter",
            "ValidationBatches"]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF_NAME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_MODULE_OF_NAME[name]}", __name__), name)

@@ -65,7 +65,8 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
         return found["best"]
     distributions = _distributions(run, check_search(arguments))
     _check_shortest(run, distributions)
-    study, options = _make_study(run, distributions, found.get("trials", []))
+    ended = found.get("trials", [])
+    study, options = _make_study(run, distributions, ended)
     metric, greater_is_better = run.best_metric
     facts = {
         "objective": metric if greater_is_better else f"-{metric}",
@@ -79,7 +80,7 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
             write_json(path, {**facts, **chosen, "trials": _ended(study), "settings": settings})
 
     assert arguments.hyperparameter_search is not None
-    left = arguments.hyperparameter_search - len(_ended(study))
+    left = arguments.hyperparameter_search - len(ended)
     if left > 0:
         say_plan(run)
         _make_trials(run, left, distributions, options, save)

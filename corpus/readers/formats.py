@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from ...utils.errors import UserError
 from .binary_files import WITHOUT_HTML
@@ -15,8 +15,9 @@ from .xml_texts import XML_SUFFIXES, texts_of_xml
 
 # (cell, line, "line" or "row") -> a text, or what is wrong with the cell.
 ReadCell = Callable[[Any, int, str], str | BadText]
+Separator = Literal["blank_line", "line", "file"]  # what ends a document in text files
+BadTextRule = Literal["error", "skip"]  # what to do about documents that are not valid text
 _HTML_SUFFIXES = (".html", ".htm", ".xhtml")
-SEPARATORS = ("blank_line", "line", "file")
 
 
 def texts_of_file(

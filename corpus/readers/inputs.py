@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ...utils.errors import MissingFileError, UserError, as_user_errors, check_choice
 from ...utils.files import sha256_of_file
 from .columnar import files_of_saved_dataset, open_dataset
 from .compression import bare_suffix
-from .formats import SEPARATORS, ReadCell, texts_of_file, texts_of_table
+from .formats import BadTextRule, ReadCell, Separator, texts_of_file, texts_of_table
 from .input_files import files_below, files_matching
 from .table_file import BadText, TableFile
 from .tables import TABLE_SUFFIXES
@@ -90,8 +90,8 @@ class Reader:
         held_out_fraction: float = 0.0,
         read_cell: ReadCell | None = None,
     ) -> None:
-        check_choice("document_separator", document_separator, SEPARATORS)
-        check_choice("on_bad_text", on_bad_text, ("error", "skip"))
+        check_choice("document_separator", document_separator, get_args(Separator))
+        check_choice("on_bad_text", on_bad_text, get_args(BadTextRule))
         inputs = [inputs] if isinstance(inputs, str | Path) else inputs
         if not inputs:
             raise UserError("input is empty; name at least one file, folder or glob pattern")

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ...utils.command_line import flag
+from .formats import BadTextRule, Separator
 
 if TYPE_CHECKING:
     from .inputs import Reader
@@ -17,10 +18,8 @@ class ReadingFlags:
     """A base of the programs' dataclasses of flags; see `Reader` for the meaning of each."""
 
     text_column: str | None = flag("the column of the text (default: found by name: text, content, …)", None, _READING)
-    document_separator: Literal["blank_line", "line", "file"] = flag(
-        "what ends a document in text files", "blank_line", _READING
-    )
-    on_bad_text: Literal["error", "skip"] = flag(
+    document_separator: Separator = flag("what ends a document in text files", "blank_line", _READING)
+    on_bad_text: BadTextRule = flag(
         "what to do about documents that are not valid UTF-8: error, or skip, which counts them", "error", _READING
     )
 
