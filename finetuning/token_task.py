@@ -143,8 +143,8 @@ class TokenTask(Task):
         num_words = 0
         for window, logits_TC in zip(windows, logits, strict=True):
             num_words += len(window.words)
-            for word, position in window.words:
-                assembled[window.example][word] = logits_TC[position]
+            words, positions = window.words.T
+            assembled[window.example][words] = logits_TC[positions]
         assert num_words == sum(map(len, assembled)), "each word has one prediction"
         return assembled
 
@@ -259,9 +259,10 @@ def _units(sentence: TaggedSentence, *, cut_at_signs: bool) -> list[_Unit]:
     return units
 
 
-def _words_read(window: Window, units: Sequence[_Unit]) -> list[tuple[int, int]]:
+def _words_read(window: Window, units: Sequence[_Unit]) -> np.ndarray:
     """The numbers of the words whose first unit is read in a window, with its position."""
-    return [(units[unit].word, position) for unit, position in window.words if not units[unit].continues]
+    first = [(units[unit].word, place) for unit, place in window.words.tolist() if not units[unit].continues]
+    return np.array(first, dtype=np.int32).reshape(-1, 2)
 
 
 def _mistake(sentence: TaggedSentence, tags: Sequence[str]) -> str:

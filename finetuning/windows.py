@@ -24,6 +24,8 @@ from ..modeling.packed import Packed
 from ..utils.errors import UserError
 from ..utils.wording import counted
 
+_NO_WORDS = np.zeros((0, 2), dtype=np.int32)
+
 
 @dataclass(frozen=True)
 class Window:
@@ -33,14 +35,14 @@ class Window:
         input_ids, token_type_ids: int32, with special tokens; token types are None for tokenizers without them.
         example: the number of its document.
         target: the label of the sequence; for tagging, the label of each position; None if there is nothing to learn.
-        words: (word number, position) of the words whose predictions are taken from this window.
+        words: int32 [words, 2], the number and the position of each word whose prediction is taken from this window.
     """
 
     input_ids: np.ndarray
     token_type_ids: np.ndarray | None
     example: int
     target: Any = None
-    words: list[tuple[int, int]] = field(default_factory=list)
+    words: np.ndarray = field(default_factory=lambda: _NO_WORDS)
 
 
 # Special tokens ------------------------------------------------------------------------------------------------------
@@ -319,7 +321,7 @@ class WindowMaker:
                 ignored_behind = [IGNORED_LABEL] * (end - last + num_behind)
                 full_target = ignored_before + labels[first:last] + ignored_behind
             window = self._window(ids[start:end], [], self.single, example=number, target=full_target)
-            windows.append(replace(window, words=read))
+            windows.append(replace(window, words=np.array(read, dtype=np.int32).reshape(-1, 2)))
         return windows
 
 
