@@ -51,7 +51,7 @@ def train_tokenizer(
     algorithm: str = "wordpiece",
     vocab_size: int = 30_522,
     lowercase: bool = False,
-    model_max_length: int = 512,
+    model_max_length: int | None = None,
     progress: bool = False,
 ) -> "PreTrainedTokenizerFast":
     """Train a tokenizer with ids 0 to 4 for `[PAD] [UNK] [CLS] [SEP] [MASK]`; a pair becomes `[CLS] a [SEP] b [SEP]`.
@@ -66,7 +66,8 @@ def train_tokenizer(
         algorithm: `wordpiece`, `bpe` or `unigram`.
         vocab_size: entries, the special tokens included.
         lowercase: lower-case the text; `wordpiece` also strips accents, as BERT does.
-        model_max_length: the longest input in tokens, recorded in the tokenizer.
+        model_max_length: the longest input in tokens, recorded in the tokenizer. None: each model that is saved with
+            it states its own.
         progress: show the trainer's progress bars.
 
     Raises:
@@ -87,7 +88,8 @@ def train_tokenizer(
     tokenizer.post_processor = processors.Sequence([*trims, _template(tokenizer)])
     # If a space belongs to the token after it, the mask token absorbs the space before it: "a [MASK] b" hides " word".
     mask = AddedToken(SPECIAL_TOKENS["mask_token"], lstrip=algorithm != "wordpiece", special=True, normalized=False)
-    return _pretrained(tokenizer, mask_token=mask, model_max_length=model_max_length)
+    stated = {} if model_max_length is None else {"model_max_length": model_max_length}
+    return _pretrained(tokenizer, mask_token=mask, **stated)
 
 
 def make_id_tokenizer(vocab_size: int) -> "PreTrainedTokenizerFast":
@@ -131,12 +133,12 @@ def _pretrained(tokenizer: Tokenizer, **options: Any) -> "PreTrainedTokenizerFas
     )
 
 
-def check_choices(algorithm: str, vocab_size: int, model_max_length: int) -> None:
+def check_choices(algorithm: str, vocab_size: int, model_max_length: int | None) -> None:
     """Raise the `ValueError` that `train_tokenizer` would raise for these values, before any text is read."""
     check_choice("algorithm", algorithm, ALGORITHMS)
     if vocab_size < _SMALLEST[algorithm]:
         raise UserError(f"vocab_size={vocab_size} must be at least {_SMALLEST[algorithm]} for algorithm={algorithm!r}")
-    if model_max_length < 3:
+    if model_max_length is not None and model_max_length < 3:
         raise UserError(f"model_max_length={model_max_length} must be at least 3: [CLS], a token, [SEP]")
 
 

@@ -77,6 +77,14 @@ def known_label_names(config: Any, task: type[Task]) -> list[str] | None:
     return [name for _, name in sorted(config.id2label.items())] if task.has_head(config) else None
 
 
+def _answers_alike(config: Any, task: Task) -> bool:
+    """Whether a model's head, if it has one for this type of task, has the outputs of this task."""
+    known = known_label_names(config, type(task))
+    if task.problem_type == "regression":  # a single output, whatever its name
+        return known is not None and len(known) == 1 and config.problem_type in (None, "regression")
+    return known == task.label_names
+
+
 def load_classifier(
     name_or_path: str,
     *,
@@ -90,7 +98,8 @@ def load_classifier(
     """Load the encoder with a head for the task's labels, in float32. A head for other labels is reinitialised.
 
     Args:
-        dropout: for training only: `model.dropout_before` keeps the configuration's own values.
+        dropout: for training only: `model.dropout_before` keeps the configuration's own values, and `model.drops_head`
+            tells whether the checkpoint has a head that was reinitialised.
         separator: the id of the token between the two texts of a pair; None: there are no pairs to compare.
         compare_pairs: whether the head compares them; None: a new head of a ClozeBERT does.
         use_cpu: the model will be trained on the CPU even if there is a GPU.
@@ -99,7 +108,7 @@ def load_classifier(
         ValueError: the checkpoint cannot be loaded, has no such head, or lacks weights of the encoder itself.
     """
     config = load_config(name_or_path, trust_remote_code=trust_remote_code)
-    same_labels = known_label_names(config, type(task)) == task.label_names
+    same_labels = _answers_alike(config, task)
     config = copy.deepcopy(config)
     if config.model_type == "clozebert":
         # A new head compares pairs by default; one that is trained further stays as it is.
@@ -123,7 +132,9 @@ def load_classifier(
         trust_remote_code=trust_remote_code,
     )
     _refuse_random_encoder(model, missing, name_or_path)
-    if not same_labels or not _answers_in_range(model, task):
+    keeps_head = same_labels and _answers_in_range(model, task)
+    model.drops_head = task.has_head(config) and not keeps_head
+    if not keeps_head:
         _initialise_output_layer(model, task)
     if task.problem_type == "regression":
         _answer_in_float32(model)
@@ -134,6 +145,11 @@ def load_classifier(
 def compares_pairs(model: Any) -> bool:
     """Whether a model's head compares the two texts of a pair."""
     return getattr(model.config, "compare_pairs", False)
+
+
+def tells_token_types(model: Any) -> bool:
+    """Whether a model can tell two token types apart. A RoBERTa has one, and may have a tokenizer that gives two."""
+    return getattr(model.config, "type_vocab_size", None) != 1
 
 
 def reading_of_pairs(model: Any) -> str:
@@ -306,7 +322,9 @@ def check_max_seq_length(wanted: int | None, model: nn.Module, tokenizer: Any) -
     if wanted is None:
         return min(limit, LONGEST_BY_DEFAULT)
     if wanted > limit:
-        raise UserError(f"--max_seq_length {wanted}: the model reads at most {limit} tokens")
+        raise UserError(
+            f"--max_seq_length {wanted}: the model, or its tokenizer by model_max_length, takes at most {limit} tokens"
+        )
     return wanted
 
 

@@ -29,6 +29,8 @@ def say_plan(run: "FinetuningRun", checkpoint: str | None = None) -> None:
     if "text_column" in run.facts:
         texts = [run.facts["text_column"], run.facts["text_pair_column"]]
         print(f"columns: text {' + '.join(name for name in texts if name)}, label {run.facts['label_column']}")
+    if run.model.drops_head:
+        print("the model's own head gives other answers: a new one is trained in its place")
     if run.facts.get("text_pair_column") is not None:
         print(f"pairs: the classifier {reading_of_pairs(run.model)}")
     if "tag_scheme" in run.facts:

@@ -24,7 +24,13 @@ from ..utils.wording import counted
 from .arguments import PredictionArguments
 from .data import TASKS
 from .metrics import check_metric_libraries
-from .models import check_max_seq_length, compares_pairs, load_auto_tokenizer, load_fine_tuned
+from .models import (
+    check_max_seq_length,
+    compares_pairs,
+    load_auto_tokenizer,
+    load_fine_tuned,
+    tells_token_types,
+)
 from .reports import table_of_results, write_json
 from .resume import read_settings
 from .sequence_task import (
@@ -150,7 +156,9 @@ class Predictor:
         if arguments.max_seq_length is None:
             overlap = self.settings.get("window_overlap", overlap)
         length = check_max_seq_length(wanted, self.model, tokenizer)
-        self.maker = WindowMaker(tokenizer, max_seq_length=length, overlap=overlap)
+        self.maker = WindowMaker(
+            tokenizer, max_seq_length=length, overlap=overlap, tells_types=tells_token_types(self.model)
+        )
         self.collator = make_collator(self.model, tokenizer, per_token=self.task.per_token, packing=True)
 
     def _refuse_unused(self) -> None:
@@ -160,7 +168,11 @@ class Predictor:
         unused = ["label_column", *of_texts] if per_token else ["tag_column"]
         for name in unused:
             if (value := getattr(self.arguments, name)) is not None:
-                what = "tags words: --tag_column names the tags" if per_token else "classifies texts: --label_column"
+                what = (
+                    "tags words: --tag_column names the tags"
+                    if per_token
+                    else "classifies texts: --label_column names labels"
+                )
                 raise UserError(f"--{name} {value} has no use here, as the model {what}")
 
     def examples(self, path: str, lines: Iterable[str]) -> Iterator[Any]:

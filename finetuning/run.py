@@ -52,6 +52,7 @@ from .models import (
     prefer_plain_attention,
     save_classifier,
     scale_output_gradient,
+    tells_token_types,
 )
 from .plan import say_plan
 from .reports import (
@@ -201,7 +202,9 @@ class FinetuningRun:
         check_tokenizer_fits(self.model, tokenizer)
         overlap = self.task.window_overlap if arguments.window_overlap is None else arguments.window_overlap
         max_seq_length = check_max_seq_length(arguments.max_seq_length, self.model, tokenizer)
-        self.maker = WindowMaker(tokenizer, max_seq_length=max_seq_length, overlap=overlap)
+        self.maker = WindowMaker(
+            tokenizer, max_seq_length=max_seq_length, overlap=overlap, tells_types=tells_token_types(self.model)
+        )
         self.windows = {split: self.task.windows(examples, self.maker) for split, examples in self.splits.items()}
         if arguments.class_weights == "balanced":
             self.task.balance(self.windows["train"])

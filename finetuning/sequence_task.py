@@ -270,8 +270,7 @@ class SequenceTask(Task):
         )
         for example in examples:
             for name in sorted(example.labels):
-                if name not in self.label_ids:
-                    raise UserError(f"{example.where}: label {name!r} does not occur in the training data{hint}")
+                self.check_label(name, example.where, hint)
 
     def example(self, text: str, pair: str | None, *, source: str, line: int) -> SequenceExample:
         return SequenceExample(text, pair, None, f"{source}, line {line}")

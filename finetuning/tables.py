@@ -112,9 +112,12 @@ def refuse_rejected(answer: Any, where: str) -> None:
 
 
 def refuse_rejected_rows(table: Table, label: str) -> None:
-    """Raise if a column `answer` holds the annotators' decisions, as in Prodigy's files, and not all are `accept`."""
+    """Raise if a column `answer` holds the annotators' decisions, as in Prodigy's files, and rejects a row.
+
+    Rows without a decision may come from another file.
+    """
     answers = table.columns.get("answer", [])
-    if label != "answer" and all(answer in ("accept", *_REJECTED) for answer in answers):
+    if label != "answer" and all(answer in ("accept", *_REJECTED, None, "") for answer in answers):
         for row, answer in enumerate(answers):
             refuse_rejected(answer, table.where(row))
 

@@ -5,7 +5,8 @@ import unicodedata
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
+from statistics import median_low
 from typing import Any
 
 from ..corpus.encoding import UNSPACED_SCRIPTS
@@ -85,10 +86,9 @@ def _conll_sentences(path: str, text: str, tag_column: str | None, with_tags: bo
         raise UserError(f"{path}: a line must hold a word, a tab or a space, and a tag, and has one column")
     column = _column_number(tag_column, width, path) if with_tags else 0
     blocks = list(_blocks(lines))
-    # A hash and a space, since most tweets may begin with a hashtag.
-    has_comments = len(blocks) > 1 and 2 * sum(block[0][1].startswith("# ") for block in blocks) > len(blocks)
+    num_comments = _num_comments(blocks, separator, width)
     for block in blocks:
-        rows = _conll_rows(block, separator, width, has_comments=has_comments)
+        rows = _conll_rows(block, separator, width, num_comments=num_comments)
         for number, cells in rows:
             _check_row(cells, width, word=0, tag=column if with_tags else 0, where=f"{path}, line {number}")
         if rows:
@@ -126,18 +126,33 @@ def _layout(lines: list[str]) -> tuple[str | None, int]:
     return separator, widths.most_common(1)[0][0] if widths else 0
 
 
+def _num_comments(blocks: list[list[tuple[int, str]]], separator: str | None, width: int) -> int:
+    """How many lines before a sentence are comments although they look like rows: as many as most sentences have.
+
+    They begin with a hash and a space, since most tweets may begin with a hashtag.
+    """
+    if len(blocks) < 2:
+        return 0
+    heads = [[line for _, line in takewhile(lambda row: row[1].startswith("#"), block)] for block in blocks]
+    return median_low(
+        sum(line.startswith("# ") and len(_cells(line, separator)) == width for line in head) for head in heads
+    )
+
+
 def _conll_rows(
-    block: list[tuple[int, str]], separator: str | None, width: int, *, has_comments: bool
+    block: list[tuple[int, str]], separator: str | None, width: int, *, num_comments: int
 ) -> list[tuple[int, list[str]]]:
     """The rows of a sentence with their line numbers, without comments and document marks.
 
     Args:
-        has_comments: most sentences begin with a comment, so a first line that could be a row or a comment is one.
+        num_comments: how many lines that could be a row or a comment are comments; see `_num_comments`.
     """
-    if has_comments and block[0][1].startswith("# "):
-        block = block[1:]
     # a comment comes before a sentence and does not look like a row; "# O" inside a sentence is a word and its tag
-    while block and block[0][1].startswith("#") and len(_cells(block[0][1], separator)) != width:
+    while block and block[0][1].startswith("#"):
+        if len(_cells(block[0][1], separator)) == width:
+            if not (num_comments and block[0][1].startswith("# ")):
+                break
+            num_comments -= 1
         block = block[1:]
     rows = ((number, _cells(line, separator)) for number, line in block)
     return [(number, cells) for number, cells in rows if cells[0].split()[:1] != ["-DOCSTART-"]]

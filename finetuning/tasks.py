@@ -3,6 +3,7 @@
 Shapes: B sequences, T tokens, C labels.
 """
 
+import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from ..modeling.losses import IGNORED_LABEL
+from ..utils.errors import UserError
 from .reports import Report
 from .windows import Window, WindowMaker
 
@@ -91,6 +93,19 @@ class Task(ABC):
         config.label2id = dict(self.label_ids)
 
     # Examples
+
+    def check_label(self, name: str, where: str, way_out: str = "") -> None:
+        """Raise if a label is not one of `label_names`."""
+        if name in self.label_ids:
+            return
+        form = unicodedata.normalize("NFC", name)
+        for other in self.label_names:
+            if unicodedata.normalize("NFC", other) == form:
+                raise UserError(
+                    f"{where}: the label {name!a} and {other!a} of the training data are the same text in two Unicode "
+                    "forms: write them alike"
+                )
+        raise UserError(f"{where}: label {name!r} does not occur in the training data{way_out}")
 
     @abstractmethod
     def check(self, examples: Sequence[Any]) -> None:

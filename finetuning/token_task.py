@@ -64,11 +64,8 @@ class TokenTask(Task):
             raise UserError(f"{examples[0].source} holds no tag")
         for sentence in examples:
             for index, tag in enumerate(sentence.tags or []):
-                if tag is not None and tag not in self.label_ids:
-                    raise UserError(
-                        f"{sentence.where(index)}: tag {tag!r} does not occur in the training data; add an example "
-                        f"there, or take this sentence out"
-                    )
+                if tag is not None:
+                    self.check_label(tag, sentence.where(index), "; add an example there, or take this sentence out")
 
     def example(self, text: str, pair: str | None, *, source: str, line: int) -> TaggedSentence:
         """An example made of the words of running text."""

@@ -4,6 +4,7 @@ Reading is strict. Weights come from safetensors. A tensor that is missing, unex
 error that names it, because a model with random parts looks like any other.
 """
 
+import copy
 import os
 import pickle
 import re
@@ -211,6 +212,9 @@ def _load(model_class: Any, folder: Path, *, allow_pickle: bool, **options: Any)
     """Call `from_pretrained` so that it reads only this folder and runs none of its code."""
     with as_user_errors(ValueError, StrictDataclassError, about=f"{folder / 'config.json'}"):
         config = model_class.config_class.from_pretrained(folder)
+    # Values that contradict one another are found where the model is built.
+    with as_user_errors(ValueError, KeyError, about=f"{folder / 'config.json'}"), torch.device("meta"):
+        model_class(copy.deepcopy(config), **options)
     if getattr(config, "quantization_config", None):
         raise UserError(f"{folder / 'config.json'} has a quantization_config: take the model without quantization")
     is_pickle = weight_files(folder, allow_pickle=allow_pickle)[0].suffix == ".bin"

@@ -173,7 +173,10 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
 
 def _row_length(given: int | None, longest: int) -> int:
     if given is not None and given > longest:
-        raise UserError(f"--max_seq_length={given} exceeds the {longest} tokens that the model takes")
+        raise UserError(
+            f"--max_seq_length={given} exceeds the {longest} tokens that the model, or its tokenizer by "
+            f"model_max_length, takes"
+        )
     return given or min(512, longest)
 
 

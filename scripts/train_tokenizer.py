@@ -29,7 +29,9 @@ class Arguments(ReadingFlags):
     algorithm: str = flag("wordpiece, bpe (on bytes) or unigram", "wordpiece")
     vocab_size: int = flag("entries, the special tokens included", 30_522)
     lowercase: bool = flag("lower-case the text; wordpiece deletes accents and vowel signs, too", False)
-    model_max_length: int = flag("longest input, in tokens, as the tokenizer states it", 512)
+    model_max_length: int | None = flag(
+        "longest input, in tokens, that the tokenizer states; by default, each model trained with it states its own"
+    )
     dataset_config_name: str | None = flag("the configuration of a dataset on the Hub")
     overwrite_output_dir: bool = flag("write into a folder that is not empty; replace the tokenizer in it", False)
     disable_tqdm: bool = flag("show no progress bar", False)

@@ -6,8 +6,8 @@ Mistakes in the settings, those of later phases included, are found here, before
 import contextlib
 import importlib.util
 import logging
+import os
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,11 @@ class CheckedRun:
     def last_step(self) -> int:
         """How many steps the run has."""
         return self.phases[-1].last_step
+
+    @property
+    def longest_row(self) -> int:
+        """The most tokens of a row, in any phase."""
+        return max(phase.arguments.max_seq_length for phase in self.phases)
 
 
 def check_processes(run: CheckedRun, accelerator: Any) -> None:
@@ -118,8 +123,9 @@ def check_run(arguments: PretrainingArguments, config: ClozeBertConfig) -> Check
 
 def _open_mixture(arguments: PretrainingArguments, tokenizer: PreTrainedTokenizerFast) -> Mixture:
     """The corpora of a phase, all prepared with this tokenizer."""
-    for name, times in Counter(arguments.corpus).items():
-        if times > 1:
+    places = [os.path.realpath(name) for name in arguments.corpus]
+    for name, place in zip(arguments.corpus, places, strict=True):
+        if (times := places.count(place)) > 1:
             raise UserError(f"corpus={name} is given {times} times: once is enough; --corpus_weights sets its share")
     mixture = Mixture(arguments.corpus, arguments.corpus_weights)
     for corpus in mixture.corpora:

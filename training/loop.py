@@ -67,7 +67,9 @@ class Pretraining:
         begun = time.monotonic()
         self.run, self.recipe, self.dry_run = check_run(arguments, config), recipe, arguments.dry_run
         self.goes_on_by = goes_on_by
-        self.output = OutputFolder(Path(arguments.output_dir), tokenizer=self.run.tokenizer, write_card=write_card)
+        self.output = OutputFolder(
+            Path(arguments.output_dir), tokenizer=self.run.tokenizer, rows=self.run.longest_row, write_card=write_card
+        )
         self.accelerator = make_accelerator(
             mixed_precision=arguments.mixed_precision,
             use_cpu=arguments.use_cpu,
@@ -75,9 +77,8 @@ class Pretraining:
             output_dir=arguments.output_dir,
             timeout=arguments.ddp_timeout,
         )
-        processes = self.accelerator.num_processes
         matmul_flops = measure_matmul_flops(self.accelerator.device, self.accelerator.mixed_precision)
-        self.peak_flops = matmul_flops * processes
+        self.peak_flops = matmul_flops * self.accelerator.num_processes
         self.gradient_norm = 0.0
         try:
             with lost_processes(goes_on_by=goes_on_by):

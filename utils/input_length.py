@@ -31,12 +31,16 @@ def longest_input(model: nn.Module, tokenizer: Any) -> int:
     return min(limits)
 
 
-def announce_length(folder: Path, model: nn.Module) -> None:
-    """Lower `model_max_length` of the tokenizer in a folder to what the model takes: pipelines truncate texts there."""
+def announce_length(folder: Path, model: nn.Module, *, trained_on: int = 0) -> None:
+    """Write what the model takes as `model_max_length` of the tokenizer in a folder: pipelines truncate texts there.
+
+    A smaller number stays, unless the model was `trained_on` longer rows.
+    """
     settings = read_tokenizer_settings(folder)
     stated = settings.get("model_max_length", NO_LIMIT)
-    longest = longest_input(model, SimpleNamespace(model_max_length=stated))
-    if longest < min(stated, NO_LIMIT):
+    fitting = stated if trained_on <= stated else NO_LIMIT
+    longest = longest_input(model, SimpleNamespace(model_max_length=fitting))
+    if longest not in (stated, NO_LIMIT):
         write_tokenizer_settings(folder, {**settings, "model_max_length": longest})
 
 

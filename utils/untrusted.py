@@ -105,7 +105,8 @@ def check_model_folder(folder: str | os.PathLike, *, allow_pickle: bool = False)
 
     Raises:
         MissingFileError: there is no such folder, and it cannot be a name on the Hub.
-        UserError: invalid JSON, an index or a link that leads out of the folder, or weights only as a pickle.
+        UserError: invalid JSON, an index or a link that leads out of the folder, weights only as a pickle, or an
+            adapter beside a whole model.
     """
     home = Path(folder)
     if not home.is_dir():
@@ -120,8 +121,19 @@ def check_model_folder(folder: str | os.PathLike, *, allow_pickle: bool = False)
     for path in [*paths, *templates]:
         if path.is_file() or path.name == _TEMPLATES:
             _check_file(path, home)
+    _refuse_second_adapter(home)
     if not allow_pickle and not any(path.suffix == ".safetensors" for path in paths):
         _refuse_pickles(paths)
+
+
+def _refuse_second_adapter(home: Path) -> None:
+    """Refuse an adapter of PEFT beside a whole model, which may hold it already: transformers would apply it again."""
+    adapter, weights = home / "adapter_config.json", ("model.safetensors", "model.safetensors.index.json")
+    if adapter.exists() and any((home / name).exists() for name in weights):
+        raise UserError(
+            f"{adapter} is an adapter beside a whole model, and transformers would apply it to that: move "
+            "adapter_config.json and the adapter's weights elsewhere"
+        )
 
 
 def _check_file(path: Path, home: Path) -> None:

@@ -23,7 +23,7 @@ COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 # Tables that a library reads, whose bytes are no text.
 COLUMNAR_SUFFIXES = (".parquet", ".arrow", ".feather")
 _BLOCK = 1 << 16
-_NUMBERED = re.compile(r"(\.\d+|-[^.]*)$")
+_NUMBERED = re.compile(r"(\.\d[\d_-]*|-[^.]*)$")
 # Byte order marks. The longer ones come first: that of UTF-32 (little-endian) begins with that of UTF-16.
 _OTHER_UNICODE = (
     (codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF32_BE, "UTF-32"),
@@ -34,7 +34,8 @@ _OTHER_UNICODE = (
 def bare_suffix(path: str | Path) -> str:
     """The suffix in lower case, without that of a compression, a number or what follows a hyphen.
 
-    It is `.csv` for `a.CSV.gz`, and for the names of rotated logs and of parts: `a.csv.1`, `a.csv-20260101`.
+    It is `.csv` for `a.CSV.gz`, and for the names of rotated logs and of parts: `a.csv.1`, `a.csv.2026-01-01`,
+    `a.csv-20260101`.
     """
     name = Path(path).name.lower()
     if Path(name).suffix in COMPRESSIONS:

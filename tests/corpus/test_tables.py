@@ -226,7 +226,8 @@ COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize(
     ("name", "suffix"),
     [("a.csv.1", ".csv"), ("A.CSV.2.gz", ".csv"), ("a.jsonl-20260101", ".jsonl"), ("a.xml-p1p41.bz2", ".xml"),
-     ("mail.txt.1", ".txt"), ("my-notes.txt", ".txt"), ("a.b-c/my-notes", ""), ("report.2026", ""), (".1", "")],
+     ("mail.txt.1", ".txt"), ("my-notes.txt", ".txt"), ("a.b-c/my-notes", ""), ("report.2026", ""), (".1", ""),
+     ("a.jsonl.2026-01-01", ".jsonl"), ("a.csv.2026-01-01_12.gz", ".csv")],
 )  # fmt: skip
 def test_a_number_or_a_date_behind_the_suffix_does_not_count(name: str, suffix: str) -> None:
     assert bare_suffix(name) == suffix

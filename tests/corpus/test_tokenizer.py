@@ -30,7 +30,7 @@ def test_auto_tokenizer_loads_what_was_saved(
     assert (loaded.pad_token_id, loaded.unk_token_id, loaded.cls_token_id) == (0, 1, 2)
     assert (loaded.sep_token_id, loaded.mask_token_id) == (3, 4)
     assert sorted(loaded.all_special_ids) == [0, 1, 2, 3, 4]
-    assert loaded.model_max_length == 512
+    assert loaded.model_max_length > 1e9, "each model that is saved with it states its own"
     assert loaded.model_input_names == ["input_ids", "attention_mask"]
     assert len(loaded) == 900
     one, two = (loaded(text, add_special_tokens=False).input_ids for text in ("Return the list", "of items."))

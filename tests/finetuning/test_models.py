@@ -12,6 +12,7 @@ import transformers
 
 from clozebert import ClozeBertConfig
 from clozebert.finetuning import models
+from clozebert.finetuning.arguments import PredictionArguments
 from clozebert.finetuning.data import TASKS
 from clozebert.finetuning.models import (
     DEFAULT_DROPOUT,
@@ -30,6 +31,7 @@ from clozebert.finetuning.models import (
     prefer_plain_attention,
     scale_output_gradient,
 )
+from clozebert.finetuning.predict import predict
 from clozebert.finetuning.resume import read_settings
 from clozebert.finetuning.run import FinetuningRun, finetune
 from clozebert.finetuning.sequence_task import (
@@ -245,6 +247,33 @@ def test_the_output_layer_of_a_trained_regression_is_kept_near_its_values(tmp_pa
     assert again.classifier.bias.tolist() == [250.0]
     far: Any = load_classifier(str(tmp_path / "tuned"), task=regression(100.0, 7.0))
     assert far.classifier.bias.tolist() == [100.0]
+    assert [one.drops_head for one in (model, again, far)] == [False, False, True]
+
+
+def test_a_trained_regression_is_kept_whatever_its_value_is_called(tmp_path: Path) -> None:
+    model = load_classifier(make_checkpoint(tmp_path / "m"), task=regression(250.0, 40.0))
+    model.config.id2label = {0: "LABEL_0"}
+    model.save_pretrained(tmp_path / "tuned")
+    again: Any = load_classifier(str(tmp_path / "tuned"), task=regression(250.0, 40.0))
+    torch.testing.assert_close(again.classifier.weight, model.classifier.weight, rtol=0, atol=0)
+    assert (again.drops_head, again.config.id2label) == (False, {0: "v"})
+
+
+@pytest.mark.parametrize("model_type", ["roberta", "clozebert"])
+def test_a_model_of_one_token_type_reads_pairs_of_a_tokenizer_that_gives_two(tmp_path: Path, model_type: str) -> None:
+    folder = make_checkpoint(tmp_path / "m", model_type=model_type, type_vocab_size=1)
+    settings = Path(folder, "tokenizer_config.json")
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "model_input_names": names}))
+    path = tmp_path / "pairs.csv"
+    path.write_text(
+        "sentence1,sentence2,label\n" + "".join(f"film,end {number},{number % 2}\n" for number in range(20))
+    )
+    finetune(arguments_of("pairs", (str(path), str(path)), folder, tmp_path / "o", max_steps=1))
+    given = PredictionArguments(
+        model_name_or_path=str(tmp_path / "o"), input=[str(path)], output_file=str(tmp_path / "p.jsonl")
+    )
+    assert predict(given) == 20
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)

@@ -16,6 +16,7 @@ from clozebert.finetuning.sequence_task import (
     REGRESSION,
     SINGLE_LABEL,
     SequenceExample,
+    SequenceTask,
     label_names_of,
     make_sequence_task,
     multi_hot_size,
@@ -23,6 +24,8 @@ from clozebert.finetuning.sequence_task import (
     read_examples,
 )
 from clozebert.finetuning.tables import Table, find_columns, read_table
+from clozebert.finetuning.tags import TaggedSentence
+from clozebert.finetuning.token_task import TokenTask
 from clozebert.utils.errors import UserError
 
 
@@ -177,6 +180,16 @@ def test_one_label_in_two_unicode_forms_is_refused() -> None:
     examples = [SequenceExample("t", None, label, "f") for label in ("caf\u00e9", "bar", "cafe\u0301")]
     with pytest.raises(ValueError, match="are the same text in two Unicode forms: write them alike"):
         label_names_of(examples, SINGLE_LABEL)
+
+
+def test_other_data_may_not_have_a_label_in_another_unicode_form() -> None:
+    tagger = TokenTask(label_names=["caf\u00e9", "bar"], entities=False)
+    tagged = TaggedSentence(["t"], [False], ["cafe\u0301"], "dev.conll", 7)
+    classifier = SequenceTask(problem_type=SINGLE_LABEL, label_names=["caf\u00e9", "bar"])
+    example = SequenceExample("t", None, "cafe\u0301", "dev.csv, line 7")
+    for task, one, where in ((tagger, tagged, "dev.conll, line 7"), (classifier, example, "dev.csv, line 7")):
+        with pytest.raises(ValueError, match=rf"{where}: the label .* are the same text in two Unicode forms"):
+            task.check([one])
 
 
 def test_label_names_do_not_depend_on_the_order_of_rows() -> None:

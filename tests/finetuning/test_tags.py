@@ -163,6 +163,14 @@ def test_comments_that_look_like_rows_stand_before_most_sentences(tmp_path: Path
     assert [(one.words, one.tags) for one in found] == [(["Ada", "ran"], ["B-PER", "O"]), (["#"], ["O"])]
 
 
+def test_several_comments_that_look_like_rows(tmp_path: Path) -> None:
+    """A comment that does not look like one, such as of a new document, does not count."""
+    sentences = [f"# sent_id = {number}\n# lang = en\n{word} _ _ NOUN\n" for number, word in enumerate("ab#")]
+    text = "# newdoc id = one\n" + "\n".join(sentences)
+    found = read_tagged_file(write(tmp_path, "a.conll", text))
+    assert [(one.words, one.tags) for one in found] == [([word], ["NOUN"]) for word in "ab#"]
+
+
 def test_a_hash_that_begins_some_sentences_is_a_word(tmp_path: Path) -> None:
     path = tmp_path / "a.conll"
     path.write_text("# O\n1 O\n\nAda B-PER\n\nran O\n")

@@ -225,6 +225,8 @@ def test_index_may_not_leave_the_folder(tmp_path):
         ({"is_decoder": True}, "is_decoder=True"),
         ({"eos_token_id": [3, 4]}, "eos_token_id"),
         ({"hidden_size": "24"}, "config.json: .*'hidden_size'"),
+        ({"num_attention_heads": 5}, "config.json: .*not a multiple of the number of attention heads"),
+        ({"hidden_act": "gelo"}, "config.json: .*gelo"),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "quantization_config"),
     ],
 )

@@ -324,7 +324,7 @@ def test_model_pushes_its_code(hub, tmp_path, monkeypatch):
         folder, push_to_hub=True, repo_id="org/saved", variant="v", max_shard_size="30KB"
     )
     files = hub.files("org/saved")
-    assert {"config.json", "model.safetensors.index.v.json", "modeling_clozebert.py"} <= set(files)
+    assert {"config.json", "model.safetensors.index.v.json", "modeling_clozebert.py", "README.md"} <= set(files)
     assert not any(b"not of this save" in content for content in files.values())
 
 

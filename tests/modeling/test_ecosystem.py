@@ -269,6 +269,8 @@ def test_push_to_hub_uploads_the_code_with_the_weights(tmp_path, monkeypatch):
             uploaded.update(options)
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "README.md").write_text("a card that is there is not written anew")
     tiny().save_pretrained(tmp_path / "mine", push_to_hub=True)
     assert uploaded["repo_id"] == "someone/mine"
     assert {"config.json", "model.safetensors", *CODE_FILES} == set(uploaded["allow_patterns"])

@@ -110,9 +110,12 @@ def test_another_schedule_takes_the_decay_out_of_phases_too(tmp_path: Path) -> N
 
 def test_a_corpus_that_is_named_twice_is_refused(prepared: Path, tmp_path: Path) -> None:
     given = [str(word) for word in paths(prepared)]
-    again = ["--corpus", given[given.index("--corpus") + 1]]
-    with pytest.raises(ValueError, match=r"corpus=.* is given 2 times: once is enough"):
-        main([*given, *again, "--config", "nano", "--max_steps", "2", "--output_dir", str(tmp_path / "run")])
+    corpus = given[given.index("--corpus") + 1]
+    (tmp_path / "link").symlink_to(corpus)
+    for again in (corpus, f"{corpus}/", str(tmp_path / "link")):
+        with pytest.raises(ValueError, match=r"corpus=.* is given 2 times: once is enough"):
+            main([*given, "--corpus", again, "--config", "nano", "--max_steps", "2",
+                  "--output_dir", str(tmp_path / "run")])  # fmt: skip
 
 
 def test_the_program_ends_with_status_2_and_no_traceback(python: WarmPython, prepared: Path, tmp_path: Path) -> None:

@@ -4,10 +4,13 @@ import hashlib
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from pretraining_helpers import run_here
 from safetensors.torch import save_file
+from transformers import AutoTokenizer
 
 from clozebert import ClozeBertConfig
 from clozebert.training.checkpoints import folders
@@ -29,6 +32,24 @@ def commit(output_dir: Path, step: int, *, keep: int | None = None) -> Path:
 
 def names(output_dir: Path) -> list[str]:
     return sorted(path.name for path in output_dir.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("stated", "rows"),
+    [(512, {}), (30, {}), (40, {}), (30, {"max_seq_length": 20, "phases": [{"max_steps": 1, "max_seq_length": 40}]})],
+)
+def test_the_saved_tokenizer_does_not_cut_the_rows_of_the_run(
+    prepared: Path, tmp_path: Path, stated: int, rows: dict[str, Any]
+) -> None:
+    """The model takes 48 tokens, and the longest rows have 40."""
+    tokenizer = AutoTokenizer.from_pretrained(prepared / "tokenizer")
+    tokenizer.model_max_length = stated
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    run_here(
+        prepared, tmp_path / "run", tokenizer_name=str(tmp_path / "tokenizer"), max_steps=1, warmup_steps=0, **rows
+    )
+    for folder in (tmp_path / "run", newest_valid(tmp_path / "run")):
+        assert AutoTokenizer.from_pretrained(folder).model_max_length == (40 if stated == 40 else 48)
 
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:

@@ -1,15 +1,16 @@
 """The longest input of each architecture: a sequence of that length runs, and one longer does not."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from pretraining_helpers import make_tokenizer
-from transformers import AutoConfig, AutoModelForMaskedLM
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 import clozebert  # noqa: F401  (lets AutoModel know our models)
-from clozebert.utils.input_length import NO_LIMIT, beginning_of, longest_input
+from clozebert.utils.input_length import NO_LIMIT, announce_length, beginning_of, longest_input
 
 SIZES = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 40}
 DISTILBERT_SIZES = {"dim": 24, "n_layers": 1, "n_heads": 3, "hidden_dim": 40}
@@ -70,6 +71,22 @@ def test_the_tokenizer_may_state_less() -> None:
     nothing = torch.nn.Linear(2, 2)
     nothing.config = SimpleNamespace()  # type: ignore[assignment]
     assert longest_input(nothing, WITHOUT_LIMIT) == NO_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("stated", "trained_on", "written"),
+    [(None, 0, 50), (80, 0, 50), (20, 0, 20), (20, 20, 20), (20, 21, 50), (50, 50, 50), (10**30, 40, 50)],
+)
+def test_a_saved_tokenizer_states_what_the_model_takes(
+    tmp_path: Path, stated: int | None, trained_on: int, written: int
+) -> None:
+    """A smaller number stays, unless the model was trained on longer rows: these would be cut."""
+    tokenizer = make_tokenizer(9)
+    if stated is not None:
+        tokenizer.model_max_length = stated
+    tokenizer.save_pretrained(tmp_path)
+    announce_length(tmp_path, make_model("bert", SIZES), trained_on=trained_on)
+    assert AutoTokenizer.from_pretrained(tmp_path).model_max_length == written
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

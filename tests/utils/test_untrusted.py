@@ -58,6 +58,16 @@ def test_tokenizers_of_other_places_are_refused(folder: Path, name: object) -> N
     check_model_folder(folder)
 
 
+def test_an_adapter_beside_a_whole_model_is_refused(folder: Path) -> None:
+    """transformers applies it to the model, which may hold it already, as after PEFT's merge_and_unload."""
+    write(folder / "adapter_config.json", peft_type="LORA")
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match="is an adapter beside a whole model"):
+        check_model_folder(folder)
+    (folder / "model.safetensors").unlink()
+    check_model_folder(folder)
+
+
 def test_shards_whose_names_begin_alike_are_all_looked_at(folder: Path) -> None:
     names = [f"{'a' * 90}-{number}.safetensors" for number in range(2)]
     for name in names:
