@@ -168,11 +168,8 @@ class Predictor:
         unused = ["label_column", *of_texts] if per_token else ["tag_column"]
         for name in unused:
             if (value := getattr(self.arguments, name)) is not None:
-                what = (
-                    "tags words: --tag_column names the tags"
-                    if per_token
-                    else "classifies texts: --label_column names labels"
-                )
+                tags, texts = "tags words: --tag_column names the tags", "classifies texts: --label_column names labels"
+                what = tags if per_token else texts
                 raise UserError(f"--{name} {value} has no use here, as the model {what}")
 
     def examples(self, path: str, lines: Iterable[str]) -> Iterator[Any]:

@@ -270,7 +270,8 @@ class SequenceTask(Task):
         )
         for example in examples:
             for name in sorted(example.labels):
-                self.check_label(name, example.where, hint)
+                if name not in self.label_ids:
+                    raise self.unknown_label(name, example.where, hint)
 
     def example(self, text: str, pair: str | None, *, source: str, line: int) -> SequenceExample:
         return SequenceExample(text, pair, None, f"{source}, line {line}")

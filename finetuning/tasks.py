@@ -94,18 +94,16 @@ class Task(ABC):
 
     # Examples
 
-    def check_label(self, name: str, where: str, way_out: str = "") -> None:
-        """Raise if a label is not one of `label_names`."""
-        if name in self.label_ids:
-            return
+    def unknown_label(self, name: str, where: str, way_out: str = "") -> UserError:
+        """The error for a label that is not one of `label_names`."""
         form = unicodedata.normalize("NFC", name)
         for other in self.label_names:
             if unicodedata.normalize("NFC", other) == form:
-                raise UserError(
+                return UserError(
                     f"{where}: the label {name!a} and {other!a} of the training data are the same text in two Unicode "
                     "forms: write them alike"
                 )
-        raise UserError(f"{where}: label {name!r} does not occur in the training data{way_out}")
+        return UserError(f"{where}: label {name!r} does not occur in the training data{way_out}")
 
     @abstractmethod
     def check(self, examples: Sequence[Any]) -> None:

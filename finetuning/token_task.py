@@ -64,8 +64,9 @@ class TokenTask(Task):
             raise UserError(f"{examples[0].source} holds no tag")
         for sentence in examples:
             for index, tag in enumerate(sentence.tags or []):
-                if tag is not None:
-                    self.check_label(tag, sentence.where(index), "; add an example there, or take this sentence out")
+                if tag is not None and tag not in self.label_ids:
+                    way_out = "; add an example there, or take this sentence out"
+                    raise self.unknown_label(tag, sentence.where(index), way_out)
 
     def example(self, text: str, pair: str | None, *, source: str, line: int) -> TaggedSentence:
         """An example made of the words of running text."""

@@ -68,7 +68,7 @@ class Pretraining:
         self.run, self.recipe, self.dry_run = check_run(arguments, config), recipe, arguments.dry_run
         self.goes_on_by = goes_on_by
         self.output = OutputFolder(
-            Path(arguments.output_dir), tokenizer=self.run.tokenizer, rows=self.run.longest_row, write_card=write_card
+            Path(arguments.output_dir), tokenizer=self.run.tokenizer, length=self.run.longest_row, write_card=write_card
         )
         self.accelerator = make_accelerator(
             mixed_precision=arguments.mixed_precision,

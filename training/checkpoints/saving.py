@@ -30,13 +30,13 @@ class OutputFolder:
     """Writes the output of a run; for the main process only.
 
     Args:
-        rows: the most tokens of a row of the run.
+        length: the most tokens of a row of the run.
         write_card: writes a folder's README.md from what is known about the run.
     """
 
-    def __init__(self, path: Path, *, tokenizer: PreTrainedTokenizerFast, rows: int, write_card: WriteCard | None):
+    def __init__(self, path: Path, *, tokenizer: PreTrainedTokenizerFast, length: int, write_card: WriteCard | None):
         self.path, self.tokenizer, self.write_card = path, tokenizer, write_card
-        self.rows = rows
+        self.length = length
         self._lock: FileLock | None = None
 
     def take(self) -> None:
@@ -108,7 +108,7 @@ class OutputFolder:
         with without_progress_bars():
             model.save_pretrained(directory, state_dict=weights)
         save_tokenizer(self.tokenizer, directory)
-        announce_length(directory, model, trained_on=self.rows)
+        announce_length(directory, model, trained_on=self.length)
 
 
 def _check_finite(tensors: Weights, *, step: int, whose: str = "") -> None:
