@@ -49,6 +49,7 @@ from ..utils.device import choose_precision, find_device
 from ..utils.errors import UserError, UserFileError
 from ..utils.files import WEIGHTS, disk_errors, sha256_of_file, whole_files, whole_folder, write_text
 from ..utils.hub_names import hub_name
+from ..utils.input_length import announce_length
 from ..utils.locks import owned_folder
 from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
@@ -432,6 +433,7 @@ class Adaptation:
                 else:
                     save_native(model, partial, tokenizer, architecture=self.trained.model_type)
             copy_beside(self.work / "start", partial)
+            announce_length(partial, model, trained_on=self.row_length)
             curve = self.work / "run" / "loss_curve.png"
             if curve.is_file():
                 (partial / curve.name).write_bytes(curve.read_bytes())

@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from ..utils.errors import UserError, check_choice, first_line
-from ..utils.tokenizer_files import VOCABULARY_FILES
+from ..utils.tokenizer_files import VOCABULARY_FILES, forget_lengths
 from ..utils.untrusted import check_model_folder
 from .encoding import WORD_PATTERN
 
@@ -374,6 +374,7 @@ def load_tokenizer(name_or_path: str, *, flag: str = "tokenizer_name") -> "PreTr
             f"tokenizer.add_special_tokens({wanted}) and save it, or train another with train-tokenizer"
         )
     _frame_texts(tokenizer, f"{flag}={name_or_path!r}")
+    forget_lengths(tokenizer)
     return tokenizer
 
 

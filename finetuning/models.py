@@ -33,13 +33,16 @@ _PRE_NORM = ("modernbert", "roberta-prelayernorm", "esm", "xlm-roberta-xl", "eur
 LONGEST_BY_DEFAULT = 512  # longer input rarely helps; --max_seq_length overrides
 
 
-def load_auto_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
-    """Load the tokenizer of a model with AutoTokenizer.
+def load_auto_tokenizer(name_or_path: str, config: Any, *, trust_remote_code: bool = False) -> Any:
+    """Load the tokenizer of a model with AutoTokenizer. It gives no token types if the model knows only one.
 
     Raises:
         ValueError: the model has no tokenizer that can be loaded.
     """
-    return _load_auto(transformers.AutoTokenizer, name_or_path, trust_remote_code, about="no tokenizer: ")
+    tokenizer = _load_auto(transformers.AutoTokenizer, name_or_path, trust_remote_code, about="no tokenizer: ")
+    if getattr(config, "type_vocab_size", None) == 1:  # a RoBERTa may have a tokenizer like BERT's
+        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+    return tokenizer
 
 
 def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
@@ -145,11 +148,6 @@ def load_classifier(
 def compares_pairs(model: Any) -> bool:
     """Whether a model's head compares the two texts of a pair."""
     return getattr(model.config, "compare_pairs", False)
-
-
-def tells_token_types(model: Any) -> bool:
-    """Whether a model can tell two token types apart. A RoBERTa has one, and may have a tokenizer that gives two."""
-    return getattr(model.config, "type_vocab_size", None) != 1
 
 
 def reading_of_pairs(model: Any) -> str:

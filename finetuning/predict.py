@@ -24,13 +24,7 @@ from ..utils.wording import counted
 from .arguments import PredictionArguments
 from .data import TASKS
 from .metrics import check_metric_libraries
-from .models import (
-    check_max_seq_length,
-    compares_pairs,
-    load_auto_tokenizer,
-    load_fine_tuned,
-    tells_token_types,
-)
+from .models import check_max_seq_length, compares_pairs, load_auto_tokenizer, load_fine_tuned
 from .reports import table_of_results, write_json
 from .resume import read_settings
 from .sequence_task import (
@@ -149,16 +143,14 @@ class Predictor:
         self._refuse_unused()
         self.scored = ScoredAnswers(self.task)
         self.unknown = self.tokens = 0  # of what was read: tokens that the tokenizer does not know, and all
-        tokenizer = load_auto_tokenizer(name, trust_remote_code=trusted)
+        tokenizer = load_auto_tokenizer(name, self.model.config, trust_remote_code=trusted)
         self.model.to(find_device(use_cpu=arguments.use_cpu))
         wanted = arguments.max_seq_length or self.settings.get("max_seq_length")
         overlap = self.task.window_overlap
         if arguments.max_seq_length is None:
             overlap = self.settings.get("window_overlap", overlap)
         length = check_max_seq_length(wanted, self.model, tokenizer)
-        self.maker = WindowMaker(
-            tokenizer, max_seq_length=length, overlap=overlap, tells_types=tells_token_types(self.model)
-        )
+        self.maker = WindowMaker(tokenizer, max_seq_length=length, overlap=overlap)
         self.collator = make_collator(self.model, tokenizer, per_token=self.task.per_token, packing=True)
 
     def _refuse_unused(self) -> None:

@@ -52,7 +52,6 @@ from .models import (
     prefer_plain_attention,
     save_classifier,
     scale_output_gradient,
-    tells_token_types,
 )
 from .plan import say_plan
 from .reports import (
@@ -126,7 +125,8 @@ def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = N
 def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None) -> dict[str, Any]:
     """`finetune`, called when this run holds the output folder."""
     config = load_config(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
-    tokenizer = load_auto_tokenizer(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
+    trusted = arguments.trust_remote_code
+    tokenizer = load_auto_tokenizer(arguments.model_name_or_path, config, trust_remote_code=trusted)
     data = read_data(arguments, known_label_names(config, TASKS[arguments.task_type]))
     searches = arguments.hyperparameter_search is not None
     run: FinetuningRun | None = None
@@ -202,9 +202,7 @@ class FinetuningRun:
         check_tokenizer_fits(self.model, tokenizer)
         overlap = self.task.window_overlap if arguments.window_overlap is None else arguments.window_overlap
         max_seq_length = check_max_seq_length(arguments.max_seq_length, self.model, tokenizer)
-        self.maker = WindowMaker(
-            tokenizer, max_seq_length=max_seq_length, overlap=overlap, tells_types=tells_token_types(self.model)
-        )
+        self.maker = WindowMaker(tokenizer, max_seq_length=max_seq_length, overlap=overlap)
         self.windows = {split: self.task.windows(examples, self.maker) for split, examples in self.splits.items()}
         if arguments.class_weights == "balanced":
             self.task.balance(self.windows["train"])

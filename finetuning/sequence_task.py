@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from .arguments import PROBLEM_TYPES
 from .metrics import class_report, label_report, multi_label_metrics, regression_metrics, single_label_metrics
 from .reports import ClassReport, Report
 from .tables import SequenceColumns, Table, are_fractions
-from .tasks import Task
+from .tasks import Task, refuse_two_forms
 from .windows import Window, WindowMaker
 
 SINGLE_LABEL, MULTI_LABEL, REGRESSION = PROBLEM_TYPES
@@ -219,13 +218,7 @@ def label_names_of(examples: Sequence[SequenceExample], problem_type: str) -> li
         raise UserError(f"only one class in the training data: {next(iter(names), None)!r}; nothing to learn")
     if not names:
         raise UserError("no example of the training data carries a label; nothing to learn")
-    of_form: dict[str, str] = {}
-    for name in names:
-        other = of_form.setdefault(unicodedata.normalize("NFC", name), name)
-        if other != name:
-            raise UserError(
-                f"the labels {other!a} and {name!a} are the same text in two Unicode forms: write them alike"
-            )
+    refuse_two_forms(names)
     return sorted(names, key=lambda name: (not is_number(name), float(name) if is_number(name) else 0.0, name))
 
 

@@ -4,7 +4,8 @@ import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise, takewhile
 from statistics import median_low
 from typing import Any
@@ -45,7 +46,7 @@ def read_tagged_file(path: str, *, tag_column: str | None = None, with_tags: boo
     if suffix in (".jsonl", ".ndjson", ".json", *COLUMNAR_SUFFIXES):
         sentences = sentences_of_table(open_table(path), tag_column=tag_column, with_tags=with_tags)
     elif suffix == ".conllu":
-        sentences = list(_conllu_sentences(path, read_text(path), tag_column, with_tags))
+        sentences = _with_shared_strings(_conllu_sentences(path, read_text(path), tag_column, with_tags))
     else:
         text = read_text(path)
         if suffix == ".csv" and "\t" not in text:
@@ -53,7 +54,7 @@ def read_tagged_file(path: str, *, tag_column: str | None = None, with_tags: boo
                 f"{path}: tags are not read from cells with commas; write a word and its tag on each line with a tab "
                 "between them and a blank line after each sentence, or JSON lines"
             )
-        sentences = list(_conll_sentences(path, text, tag_column, with_tags))
+        sentences = _with_shared_strings(_conll_sentences(path, text, tag_column, with_tags))
         _refuse_numbers_as_words(sentences, path)
         _refuse_header(sentences, path)
     if not sentences:
@@ -63,7 +64,20 @@ def read_tagged_file(path: str, *, tag_column: str | None = None, with_tags: boo
 
 def sentences_of_table(table: TableFile, *, tag_column: str | None, with_tags: bool = True) -> list[TaggedSentence]:
     """Sentences of JSON, or of a table with list columns (Parquet, or a dataset of the Hub)."""
-    return [_sentence_of_row(row, tag_column, with_tags, table=table) for row in good_rows(table)]
+    return _with_shared_strings(_sentence_of_row(row, tag_column, with_tags, table=table) for row in good_rows(table))
+
+
+def _with_shared_strings(sentences: Iterable[TaggedSentence]) -> list[TaggedSentence]:
+    """The sentences with one string for each distinct word or tag. Most recur, and would take most of the memory."""
+    known: dict[str | None, Any] = {}
+    return [
+        replace(
+            sentence,
+            words=[known.setdefault(word, word) for word in sentence.words],
+            tags=None if sentence.tags is None else [known.setdefault(tag, tag) for tag in sentence.tags],
+        )
+        for sentence in sentences
+    ]
 
 
 def _blocks(lines: list[str]) -> Iterator[list[tuple[int, str]]]:
@@ -86,7 +100,7 @@ def _conll_sentences(path: str, text: str, tag_column: str | None, with_tags: bo
         raise UserError(f"{path}: a line must hold a word, a tab or a space, and a tag, and has one column")
     column = _column_number(tag_column, width, path) if with_tags else 0
     blocks = list(_blocks(lines))
-    num_comments = _num_comments(blocks, separator, width)
+    num_comments = _num_comments(blocks)
     for block in blocks:
         rows = _conll_rows(block, separator, width, num_comments=num_comments)
         for number, cells in rows:
@@ -126,17 +140,14 @@ def _layout(lines: list[str]) -> tuple[str | None, int]:
     return separator, widths.most_common(1)[0][0] if widths else 0
 
 
-def _num_comments(blocks: list[list[tuple[int, str]]], separator: str | None, width: int) -> int:
-    """How many lines before a sentence are comments although they look like rows: as many as most sentences have.
+def _num_comments(blocks: list[list[tuple[int, str]]]) -> int:
+    """How many comments most sentences have before them: so many are comments even where they look like rows.
 
     They begin with a hash and a space, since most tweets may begin with a hashtag.
     """
     if len(blocks) < 2:
         return 0
-    heads = [[line for _, line in takewhile(lambda row: row[1].startswith("#"), block)] for block in blocks]
-    return median_low(
-        sum(line.startswith("# ") and len(_cells(line, separator)) == width for line in head) for head in heads
-    )
+    return median_low(sum(1 for _ in takewhile(lambda row: row[1].startswith("# "), block)) for block in blocks)
 
 
 def _conll_rows(
@@ -147,7 +158,7 @@ def _conll_rows(
     Args:
         num_comments: how many lines that could be a row or a comment are comments; see `_num_comments`.
     """
-    # a comment comes before a sentence and does not look like a row; "# O" inside a sentence is a word and its tag
+    # A comment comes before a sentence and does not look like a row; "# O" inside a sentence is a word and its tag.
     while block and block[0][1].startswith("#"):
         if len(_cells(block[0][1], separator)) == width:
             if not (num_comments and block[0][1].startswith("# ")):

@@ -12,7 +12,6 @@ Plain tags (NOUN, VERB) mark no entities: each applies to its word alone.
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from sys import intern
 
 from ..utils.errors import UserError
 
@@ -45,12 +44,6 @@ class TaggedSentence:
     starts: list[int] | None = None
     inexact_spans: int = 0
     unit: str = "line"
-
-    def __post_init__(self) -> None:
-        # Words and tags recur, and a string of its own for each would take most of the memory.
-        self.words[:] = map(intern, self.words)
-        if self.tags is not None:
-            self.tags[:] = [tag and intern(tag) for tag in self.tags]
 
     @property
     def labels(self) -> set[str]:

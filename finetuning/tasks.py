@@ -18,6 +18,17 @@ from .reports import Report
 from .windows import Window, WindowMaker
 
 
+def refuse_two_forms(names: Iterable[str]) -> None:
+    """Raise if two labels are the same text in two Unicode forms."""
+    of_form: dict[str, str] = {}
+    for name in names:
+        other = of_form.setdefault(unicodedata.normalize("NFC", name), name)
+        if other != name:
+            raise UserError(
+                f"the labels {other!a} and {name!a} are the same text in two Unicode forms: write them alike"
+            )
+
+
 class Task(ABC):
     """Turns examples into model inputs, and logits into losses, scores and predictions.
 

@@ -17,7 +17,7 @@ from .metrics import class_report, entity_report, tag_metrics
 from .reports import ClassReport, Report
 from .tagged_files import has_unspaced_letter, read_tagged_file, sentence_of_text, unit_bounds, word_bounds
 from .tags import OUTSIDE, TaggedSentence, entity_spans, label_names_of_tags, repair_iob2
-from .tasks import Task
+from .tasks import Task, refuse_two_forms
 from .windows import Window, WindowMaker
 
 
@@ -298,6 +298,7 @@ def make_token_task(
     """
     entities = scheme != "plain"
     names = label_names_of_tags(sentences, entities=entities)
+    refuse_two_forms(names)
     if known_names is not None and set(names) <= set(known_names) and (not entities or _mark_entities(known_names)):
         names = list(known_names)
     return TokenTask(label_names=names, entities=entities, label_subwords=label_subwords)

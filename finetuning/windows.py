@@ -163,17 +163,14 @@ class WindowMaker:
         tokenizer: a fast tokenizer (transformers' `PreTrainedTokenizerFast` or a subclass).
         max_seq_length: tokens in a window, special tokens included.
         overlap: subwords that neighbouring windows share; None for a quarter of the window.
-        tells_types: the model takes the tokenizer's token types, if that gives any.
     """
 
-    def __init__(
-        self, tokenizer: Any, *, max_seq_length: int, overlap: int | None = None, tells_types: bool = True
-    ) -> None:
+    def __init__(self, tokenizer: Any, *, max_seq_length: int, overlap: int | None = None) -> None:
         if not getattr(tokenizer, "is_fast", False):
             raise UserError(f"{type(tokenizer).__name__} is a slow tokenizer; a fast one (tokenizer.json) is needed")
         self.tokenizer = tokenizer
         self.max_seq_length = max_seq_length
-        self.use_token_types = tells_types and "token_type_ids" in tokenizer.model_input_names
+        self.use_token_types = "token_type_ids" in tokenizer.model_input_names
         self.single = probe_special_tokens(tokenizer, pair=False)
         self.size = max_seq_length - self.single.count
         self.overlap = self.size // 4 if overlap is None else overlap

@@ -41,9 +41,8 @@ STYLE = """
 .scroll table { border-collapse: collapse; font-size: 0.85rem; width: auto; }
 .scroll td, .scroll th { padding: 2px 12px 2px 0; white-space: nowrap; text-align: left; }
 .scroll .scores td.label { white-space: normal; overflow-wrap: anywhere; }
-.scroll .scores td.bars { width: 8rem; min-width: 5rem; }
+.scroll .scores td.bars { width: 8rem; min-width: 5rem; } #spans * { word-break: normal; overflow-wrap: break-word; }
 code { font-size: 0.875em; white-space: normal; overflow-wrap: anywhere; }
-#spans * { word-break: normal; overflow-wrap: break-word; }
 .scores .bar { height: 0.6rem; min-width: 1px; background: rgb(37, 99, 235); border-radius: 2px; }
 .grid td { width: 1.1rem; min-width: 1.1rem; height: 1.1rem; padding: 0; }
 .scroll .grid td { border: 1px solid rgba(128, 128, 128, 0.2) !important; }
@@ -100,9 +99,10 @@ def load_subject(source: str, *, name: str | None = None, trust_remote_code: boo
     tokenizer = transformers.AutoTokenizer.from_pretrained(source, **trusted)
     if ending == "ForMaskedLM" and tokenizer.mask_token is None:
         raise ValueError(f"the tokenizer of {source} has no mask token, so there is no blank to fill")
-    settings, positions = _settings_of(source), getattr(config, "max_position_embeddings", None) or 0
-    limits = (tokenizer.model_max_length, settings.get("max_seq_length"), max(0, positions - 2))
-    window = min(_LONGEST, *filter(None, limits))  # XLNet has -1 positions, T5 none
+    settings, stated = _settings_of(source), tokenizer.model_max_length
+    positions = getattr(config, "max_position_embeddings", None) or 0  # XLNet has -1, T5 none
+    longest = max(1, positions - 2) if 0 < positions < stated else stated  # RoBERTa counts from its padding id
+    window = min(longest, settings.get("max_seq_length") or _LONGEST)
     takes_pairs = getattr(config, "compare_pairs", False) or settings.get("text_pair_column") is not None
     overlap = 0 if _KINDS[ending] == "classification" else window // 4
     overlap = min(window // 2, settings.get("window_overlap", overlap))  # the run's own windows may be longer

@@ -212,9 +212,10 @@ def _load(model_class: Any, folder: Path, *, allow_pickle: bool, **options: Any)
     """Call `from_pretrained` so that it reads only this folder and runs none of its code."""
     with as_user_errors(ValueError, StrictDataclassError, about=f"{folder / 'config.json'}"):
         config = model_class.config_class.from_pretrained(folder)
-    # Values that contradict one another are found where the model is built.
-    with as_user_errors(ValueError, KeyError, about=f"{folder / 'config.json'}"), torch.device("meta"):
-        model_class(copy.deepcopy(config), **options)
+    # Values that contradict one another are found where the model is built. As below, no implementation is fetched.
+    kinds = (ValueError, KeyError, ZeroDivisionError, AssertionError, RuntimeError)
+    with as_user_errors(*kinds, about=f"{folder / 'config.json'}"), torch.device("meta"):
+        model_class._from_config(copy.deepcopy(config), attn_implementation="eager", **options)
     if getattr(config, "quantization_config", None):
         raise UserError(f"{folder / 'config.json'} has a quantization_config: take the model without quantization")
     is_pickle = weight_files(folder, allow_pickle=allow_pickle)[0].suffix == ".bin"

@@ -91,7 +91,10 @@ def files_in(directory: str | os.PathLike[str]) -> dict[str, int]:
 
 
 def push_saved_files(directory: str | os.PathLike, files: Iterable[tuple[str, int]], options: dict[str, Any]) -> None:
-    """Upload what `save_pretrained` wrote, with a card. transformers' own upload runs before the code is written."""
+    """Upload what `save_pretrained` wrote, with a card if there is none.
+
+    transformers' own upload runs before the code is written.
+    """
     from huggingface_hub import HfApi
     from transformers.utils.hub import create_and_tag_model_card
 
@@ -100,7 +103,8 @@ def push_saved_files(directory: str | os.PathLike, files: Iterable[tuple[str, in
     repo_id = options.get("repo_id") or os.path.basename(os.path.normpath(directory))
     repo_id = api.create_repo(repo_id, private=options.get("private"), exist_ok=True).repo_id
     names = {name for name, _ in files}
-    if not os.path.exists(card := os.path.join(directory, "README.md")):
+    card, revision = os.path.join(directory, "README.md"), options.get("revision")
+    if not (os.path.exists(card) or api.file_exists(repo_id, "README.md", revision=revision)):
         create_and_tag_model_card(repo_id, token=token).save(card)
         names.add("README.md")
     api.upload_folder(
@@ -108,7 +112,7 @@ def push_saved_files(directory: str | os.PathLike, files: Iterable[tuple[str, in
         folder_path=os.fspath(directory),
         allow_patterns=sorted(names),
         commit_message=options.get("commit_message") or "Upload model",
-        revision=options.get("revision"),
+        revision=revision,
         create_pr=options.get("create_pr", False),
     )
 

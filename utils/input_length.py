@@ -49,7 +49,8 @@ def beginning_of(tokenizer: Any, text: str, tokens: int) -> tuple[list[int], int
 
     Tokenizes only as much of the text as needed.
     """
-    characters = 16 * tokens
+    characters, backend = 16 * tokens, tokenizer.backend_tokenizer
+    before = backend.truncation  # else a tokenizer that is saved later would keep ours
     side, tokenizer.truncation_side = tokenizer.truncation_side, "right"
     try:
         while True:
@@ -59,3 +60,4 @@ def beginning_of(tokenizer: Any, text: str, tokens: int) -> tuple[list[int], int
             characters *= 4
     finally:
         tokenizer.truncation_side = side
+        backend.no_truncation() if before is None else backend.enable_truncation(**before)

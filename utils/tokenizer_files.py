@@ -28,6 +28,17 @@ def save_tokenizer(tokenizer: Any, directory: str | os.PathLike) -> None:
     write_tokenizer_settings(directory, {key: x for key, x in settings.items() if key not in _HOW_IT_WAS_LOADED})
 
 
+def forget_lengths(tokenizer: Any) -> None:
+    """Forget the truncation and the padding that a tokenizer.json asks for: they are of another model.
+
+    transformers does not go by them, but saves them, and programs on the tokenizers library do go by them.
+    """
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    for name in ("max_length", "stride", "truncation_strategy", "pad_to_multiple_of"):
+        tokenizer.init_kwargs.pop(name, None)
+
+
 def read_tokenizer_settings(directory: str | os.PathLike) -> dict[str, Any]:
     return json.loads((Path(directory) / _SETTINGS).read_text(encoding="utf-8"))
 

@@ -128,8 +128,8 @@ def check_model_folder(folder: str | os.PathLike, *, allow_pickle: bool = False)
 
 def _refuse_second_adapter(home: Path) -> None:
     """Refuse an adapter of PEFT beside a whole model, which may hold it already: transformers would apply it again."""
-    adapter, weights = home / "adapter_config.json", ("model.safetensors", "model.safetensors.index.json")
-    if adapter.exists() and any((home / name).exists() for name in weights):
+    adapter, weights = home / "adapter_config.json", ("model.safetensors", "pytorch_model.bin")
+    if adapter.exists() and any((home / f"{name}{end}").exists() for name in weights for end in ("", ".index.json")):
         raise UserError(
             f"{adapter} is an adapter beside a whole model, and transformers would apply it to that: move "
             "adapter_config.json and the adapter's weights elsewhere"

@@ -1,14 +1,15 @@
 """Extended and trimmed vocabularies: what holds for any text, by algorithm, on texts that were not learned from."""
 
+import json
 import random
 from pathlib import Path
 
 import pytest
 import small_models
 import torch
-from small_models import NEW_WORDS, OLD_WORDS, make_tokenizer, new_documents, old_documents, save_native
+from small_models import NEW_WORDS, OLD_WORDS, make_tokenizer, new_documents, old_documents, run, save_native
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
 from clozebert.adaptation.start import open_source_model, used_ids
@@ -250,3 +251,12 @@ def test_tokens_move_where_positions_count_from_the_padding_and_are_not_learned(
     with torch.no_grad():
         before, after = model(ids, attention_mask=mask).logits, smaller(moved, attention_mask=mask).logits
     torch.testing.assert_close(after[0, :5], before[0, :5, [padding, 0, 2, 5, 6, 7]], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("stated", [30, 10**30])
+def test_the_tokenizer_states_what_the_adapted_model_takes(texts: Path, tmp_path: Path, stated: int) -> None:
+    model = save_native(tmp_path / "roberta", "roberta")
+    settings = Path(model, "tokenizer_config.json")
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "model_max_length": stated}))
+    run(model, texts / "new.txt", tmp_path / "out", max_seq_length=48)
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 64

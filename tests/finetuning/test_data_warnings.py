@@ -92,8 +92,8 @@ def test_examples_that_an_annotator_did_not_accept(model: str, tmp_path: Path) -
     rows = [f"a film {number},{'ab'[number % 2]},accept\n" for number in range(20)]
     with pytest.raises(UserError, match=r"train.csv, line 22: its answer is 'ignore', so its labels are not"):
         finetune(arguments(model, tmp_path, "text,label,answer\n" + "".join([*rows, "another,a,ignore\n"])))
-    joined = [*rows, "from elsewhere,b,\n", "another,a,reject\n"]  # files of two kinds
-    with pytest.raises(UserError, match="line 23: its answer is 'reject'"):
+    joined = [*rows, "from elsewhere,b,\n", "and more,b, \n", "another,a,reject\n"]  # files of two kinds
+    with pytest.raises(UserError, match="line 24: its answer is 'reject'"):
         finetune(arguments(model, tmp_path, "text,label,answer\n" + "".join(joined)))
     finetune(arguments(model, tmp_path, "text,label,answer\n" + "".join([*rows, "another,a,reject it\n"])))
     rows = [f"a film {number},{('accept', 'reject')[number % 2]}\n" for number in range(20)]

@@ -274,6 +274,8 @@ def test_a_model_of_one_token_type_reads_pairs_of_a_tokenizer_that_gives_two(tmp
         model_name_or_path=str(tmp_path / "o"), input=[str(path)], output_file=str(tmp_path / "p.jsonl")
     )
     assert predict(given) == 20
+    pipeline = transformers.pipeline("text-classification", str(tmp_path / "o"))
+    assert pipeline({"text": "film", "text_pair": "end"})
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clozebert.finetuning.data import read_data
-from clozebert.finetuning.models import load_auto_tokenizer
+from clozebert.finetuning.models import load_auto_tokenizer, load_config
 from clozebert.finetuning.reports import write_json
 from clozebert.finetuning.resume import settings_of
 from clozebert.finetuning.run import FinetuningRun, finetune
@@ -133,7 +133,8 @@ def test_what_a_search_found_takes_no_place_of_flags_that_are_given_later(
     arguments = arguments_of("single", files, models["bert"], tmp_path / "o", **flags)
     arguments.learning_rate = None
     labelled = read_data(arguments, None)
-    searched = FinetuningRun(arguments, str(tmp_path / "o"), 42, labelled, load_auto_tokenizer(models["bert"]))
+    tokenizer = load_auto_tokenizer(models["bert"], load_config(models["bert"]))
+    searched = FinetuningRun(arguments, str(tmp_path / "o"), 42, labelled, tokenizer)
     (tmp_path / "o").mkdir()
     write_json(tmp_path / "o" / "hyperparameter_search.json", {"best": best, "settings": settings_of(searched)})
     with pytest.raises(UserError, match=r"had learning_rate=None, now it is 0\.5"):

@@ -165,10 +165,15 @@ def test_comments_that_look_like_rows_stand_before_most_sentences(tmp_path: Path
 
 def test_several_comments_that_look_like_rows(tmp_path: Path) -> None:
     """A comment that does not look like one, such as of a new document, does not count."""
-    sentences = [f"# sent_id = {number}\n# lang = en\n{word} _ _ NOUN\n" for number, word in enumerate("ab#")]
+    sentences = [f"# sent_id = {number}\n# lang = en\n{word} _ _ NOUN\n" for number, word in enumerate("abcd#")]
     text = "# newdoc id = one\n" + "\n".join(sentences)
     found = read_tagged_file(write(tmp_path, "a.conll", text))
-    assert [(one.words, one.tags) for one in found] == [([word], ["NOUN"]) for word in "ab#"]
+    assert [(one.words, one.tags) for one in found] == [([word], ["NOUN"]) for word in "abcd#"]
+    texts = ["The cat sat down", "Hi", "Ada ran home again"]  # of which one has as many words as there are columns
+    for head, columns in (("", ""), ("text = ", " _ _"), ("sent_id = 7\n# text = ", " _ _")):
+        blocks = [f"# {head}{text}\n" + "".join(f"{word}{columns} O\n" for word in text.split()) for text in texts]
+        found = read_tagged_file(write(tmp_path, "b.conll", "\n".join(blocks)))
+        assert [one.words for one in found] == [text.split() for text in texts]
 
 
 def test_a_hash_that_begins_some_sentences_is_a_word(tmp_path: Path) -> None:

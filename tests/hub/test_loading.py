@@ -227,6 +227,9 @@ def test_index_may_not_leave_the_folder(tmp_path):
         ({"hidden_size": "24"}, "config.json: .*'hidden_size'"),
         ({"num_attention_heads": 5}, "config.json: .*not a multiple of the number of attention heads"),
         ({"hidden_act": "gelo"}, "config.json: .*gelo"),
+        ({"num_attention_heads": 0}, "config.json: "),
+        ({"pad_token_id": 999}, "config.json: "),
+        ({"intermediate_size": -3}, "config.json: "),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "quantization_config"),
     ],
 )
@@ -235,6 +238,14 @@ def test_configurations_without_a_counterpart(tmp_path, change, message):
     edit_config(folder, **change)
     with pytest.raises(ValueError, match=message):
         from_native(folder)
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "kernels-community/flash-attn2", "nonsense"])
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_an_implementation_that_a_configuration_names_is_not_looked_for(tmp_path, key, name):
+    _, folder = save(tmp_path)
+    edit_config(folder, **{key: name})
+    assert from_native(folder).config._attn_implementation != name
 
 
 def test_weights_are_not_rounded_in_silence(tmp_path):

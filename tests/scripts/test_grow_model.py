@@ -49,6 +49,7 @@ def test_all_growths_one_upon_the_other(flags, tmp_path, capsys):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "larger")
     assert len(tokenizer) == config.vocab_size == make_model().config.vocab_size + 3
     assert tokenizer.model_max_length == 82
+    assert tokenizer.backend_tokenizer.truncation is None
     assert tokenizer.tokenize("the river stone") == ["the", "river stone"]
     assert torch.isfinite(model(input_ids=torch.arange(5, 35)[None].repeat(1, 2)).logits).all()
     assert "| depth: pseudo-perplexity after |" in (tmp_path / "larger" / "README.md").read_text()

@@ -100,3 +100,8 @@ def test_the_beginning_of_a_text_is_its_first_tokens(side: str) -> None:
     assert first == words[: len(first)]
     assert (len(ids), end) == (7, len(" ".join(first)))
     assert tokenizer.truncation_side == side
+    assert tokenizer.backend_tokenizer.truncation is None, "it would be saved, and tokenizers would go by it"
+    tokenizer.backend_tokenizer.enable_truncation(33, direction=side)
+    before = tokenizer.backend_tokenizer.truncation
+    beginning_of(tokenizer, "w1 w2", 3)
+    assert tokenizer.backend_tokenizer.truncation == before

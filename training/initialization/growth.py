@@ -25,6 +25,8 @@ from .pseudo_perplexity import WarmStart, check_masked_lm, check_several, mask_t
 from .rebuilding import POSITION_TABLE, changed, model_like, take_layers
 
 _Size = int | None
+# Tokens of a document that show what a step kept. Each predicted token is a forward pass over all of them.
+_SCORED = 512
 
 
 # Depth
@@ -346,7 +348,7 @@ def _take(
         result = fit_to_enlarged(model, tokenizer, enlarged, texts=texts)
         model, tokenizer = result.model, result.tokenizer
         yield "vocabulary", result
-    documents = [beginning_of(tokenizer, text, length)[0] for text in texts]
+    documents = [beginning_of(tokenizer, text, min(length, _SCORED))[0] for text in texts]
     for name, step in steps.items():
         result = step(model, documents=documents)
         model = result.model

@@ -78,7 +78,7 @@ def fit_to_enlarged(
     # Both models must read the same text: the new tokenizer needs fewer tokens and would reach further.
     excerpts = [text[: beginning_of(tokenizer, text, min(_EXCERPT, most))[1]] for text in texts]
     old_documents, new_documents = (
-        [cut(text, truncation=True, max_length=most)["input_ids"] for text in excerpts] for cut in (tokenizer, larger)
+        [beginning_of(reader, text, most)[0] for text in excerpts] for reader in (tokenizer, larger)
     )
     loss, count = masked_loss(model, old_documents, None)
     after = pseudo_perplexity(new, new_documents, num_tokens=count)
