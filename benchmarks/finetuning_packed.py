@@ -29,7 +29,13 @@ def measure(
     import clozebert  # noqa: F401  (lets AutoModel know our models)
     from clozebert.finetuning.arguments import SequenceArguments, TokenArguments
     from clozebert.finetuning.data import read_data
-    from clozebert.finetuning.models import check_max_seq_length, load_auto_tokenizer, load_classifier, parameter_groups
+    from clozebert.finetuning.models import (
+        check_max_seq_length,
+        load_auto_tokenizer,
+        load_classifier,
+        load_config,
+        parameter_groups,
+    )
     from clozebert.finetuning.trainer import make_adamw
     from clozebert.finetuning.windows import PackedCollator, PaddedCollator, WindowMaker
     from clozebert.utils.memory import keep_freed_memory
@@ -38,7 +44,7 @@ def measure(
     given = {"model_name_or_path": model_name_or_path, "output_dir": "", "train_file": train_file}
     arguments_class = {"token": TokenArguments, "sequence": SequenceArguments}[task_type]
     splits, task, *_ = read_data(arguments_class(**given), None)
-    tokenizer = load_auto_tokenizer(model_name_or_path)
+    tokenizer = load_auto_tokenizer(model_name_or_path, load_config(model_name_or_path))
     torch.manual_seed(0)
     packed = load_classifier(model_name_or_path, task=task)
     models = {"packed": packed, "padded": copy.deepcopy(packed)}

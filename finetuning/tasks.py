@@ -107,14 +107,14 @@ class Task(ABC):
 
     def unknown_label(self, name: str, where: str, way_out: str = "") -> UserError:
         """The error for a label that is not one of `label_names`."""
-        form = unicodedata.normalize("NFC", name)
+        form, what = unicodedata.normalize("NFC", name), "tag" if self.per_token else "label"
         for other in self.label_names:
             if unicodedata.normalize("NFC", other) == form:
                 return UserError(
-                    f"{where}: the label {name!a} and {other!a} of the training data are the same text in two Unicode "
+                    f"{where}: the {what} {name!a} and {other!a} of the training data are the same text in two Unicode "
                     "forms: write them alike"
                 )
-        return UserError(f"{where}: label {name!r} does not occur in the training data{way_out}")
+        return UserError(f"{where}: {what} {name!r} does not occur in the training data{way_out}")
 
     @abstractmethod
     def check(self, examples: Sequence[Any]) -> None:

@@ -187,7 +187,7 @@ OPENERS: dict[str, Callable[[Path], Any]] = {
     "evaluate": lambda folder: load_masked_lm(str(folder), device="cpu"),
     "pretrain --model_name_or_path": lambda folder: load_configuration(str(folder)),
     "fine-tune": lambda folder: load_config(str(folder)),
-    "predict": lambda folder: load_auto_tokenizer(str(folder)),
+    "predict": lambda folder: load_auto_tokenizer(str(folder), None),
     "prepare-corpus --tokenizer_name": lambda folder: load_tokenizer(str(folder)),
 }
 
