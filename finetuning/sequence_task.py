@@ -21,7 +21,7 @@ from ..utils.errors import UserError
 from .arguments import PROBLEM_TYPES
 from .metrics import class_report, label_report, multi_label_metrics, regression_metrics, single_label_metrics
 from .reports import ClassReport, Report
-from .tables import SequenceColumns, Table, are_fractions
+from .tables import SequenceColumns, Table, are_fractions, is_missing
 from .tasks import Task, refuse_two_forms
 from .windows import Window, WindowMaker
 
@@ -159,8 +159,7 @@ def _names_of_multi_hot(values: list[Any], where: str, *, size: int) -> list[int
 def _label_name(value: Any, where: str, column: str) -> str:
     if isinstance(value, (list, tuple, dict, bytes)):
         raise UserError(f"{where}: the label (column {column!r}) is a {type(value).__name__}, expected one value")
-    missing = value is None or (isinstance(value, float) and math.isnan(value))
-    if missing or str(value).strip().lower() in ("", "nan"):
+    if is_missing(value):
         raise UserError(f"{where}: the label (column {column!r}) is missing ({value!r}); fill it or remove the row")
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # Parquet gives a column of class numbers with missing values as 1.0

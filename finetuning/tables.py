@@ -117,15 +117,15 @@ def refuse_rejected_rows(table: Table, label: str) -> None:
     Rows without a decision may come from another file.
     """
     answers = table.columns.get("answer", [])
-    decided = [answer for answer in answers if not _is_missing(answer)]
+    decided = [answer for answer in answers if not is_missing(answer)]
     if label != "answer" and all(answer in ("accept", *_REJECTED) for answer in decided):
         for row, answer in enumerate(answers):
             refuse_rejected(answer, table.where(row))
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
     """Whether a cell is empty, blank, or the NaN that pandas writes for it."""
-    return value is None or value != value or (isinstance(value, str) and value.strip().lower() in ("", "nan"))
+    return value is None or str(value).strip().lower() in ("", "nan")
 
 
 def _half_character(value: Any) -> str | None:

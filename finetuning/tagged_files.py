@@ -15,7 +15,7 @@ from ..corpus.readers.compression import COLUMNAR_SUFFIXES, bare_suffix, read_te
 from ..corpus.readers.table_file import Row, TableFile
 from ..corpus.readers.tables import open_table
 from ..utils.errors import UserError
-from .tables import good_rows, refuse_rejected
+from .tables import good_rows, is_missing, refuse_rejected
 from .tags import OUTSIDE, TaggedSentence
 
 CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
@@ -326,10 +326,9 @@ def _tag_of(value: Any, tag_field: str | None, where: str) -> str | None:
     """The name of a tag; None for a word without one, which transformers marks by -100."""
     if value is None or value == -100:
         return None
-    name = str(value).strip()
-    if isinstance(value, (list, tuple, dict, bytes)) or name.lower() in ("", "nan"):
+    if isinstance(value, (list, tuple, dict, bytes)) or is_missing(value):
         raise UserError(f"{where}: {tag_field} holds {value!r}; give each word one tag, or null where it has none")
-    return name
+    return str(value).strip()
 
 
 def _chunks(chunks: list[Any], where: str) -> tuple[str, list[tuple[int, int, str]]]:

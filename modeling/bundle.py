@@ -96,7 +96,6 @@ def push_saved_files(directory: str | os.PathLike, files: Iterable[tuple[str, in
     transformers' own upload runs before the code is written.
     """
     from huggingface_hub import HfApi
-    from transformers.utils.hub import create_and_tag_model_card
 
     token = options.get("token") if isinstance(options.get("token"), str) else None
     api = HfApi(token=token)
@@ -105,6 +104,8 @@ def push_saved_files(directory: str | os.PathLike, files: Iterable[tuple[str, in
     names = {name for name, _ in files}
     card, revision = os.path.join(directory, "README.md"), options.get("revision")
     if not (os.path.exists(card) or api.file_exists(repo_id, "README.md", revision=revision)):
+        from transformers.utils.hub import create_and_tag_model_card
+
         create_and_tag_model_card(repo_id, token=token).save(card)
         names.add("README.md")
     api.upload_folder(

@@ -188,7 +188,10 @@ MISTAKES: list[tuple[str, str, dict[str, str], dict[str, str], str]] = [
     ("sequence", "unknown kind", {}, {"problem_type": "some"}, "--problem_type: invalid choice: 'some'"),
     ("token", "unknown scheme", {}, {"tag_scheme": "iob3"}, "--tag_scheme: invalid choice: 'iob3'"),
     ("sequence", "unknown flag", {}, {"lerning_rate": "1"}, "did you mean --learning_rate?"),
-    ("sequence", "too long", {}, {"max_seq_length": "999"}, "model_max_length, takes at most 64 tokens"),
+    (
+        "sequence", "too long", {}, {"max_seq_length": "999"},
+        "--max_seq_length 999: the model, or its tokenizer by model_max_length, takes at most 64 tokens",
+    ),
     ("sequence", "one column twice", {}, {"text_column": "text", "label_column": "text"}, "--label_column text: --tex"),
     ("sequence", "label in brackets", {"train.csv": csv("a,[x]", "b,[y]")}, {}, "give --problem_type single_label_cl"),
     ("sequence", "unknown tracker", {}, {"report_to": "some"}, "--report_to some: some is not supported"),

@@ -97,7 +97,10 @@ def test_the_column_of_the_label(tmp_path: Path) -> None:
     for more, message in (
         (["--input", str(other), "--text_column", "note", "--label_column", "note"], "'a great film' does not occur"),
         (["--input", str(other), "--text_column", "note", "--label_column", "no"], "--label_column no"),
-        (["--input", str(other), "--tag_column", "2"], "as the model classifies texts: --label_column names labels"),
+        (
+            ["--input", str(other), "--tag_column", "2"],
+            "--tag_column 2 has no use here, as the model classifies texts: --label_column names labels",
+        ),
         (["--input", str(tmp_path / "a.txt")], "scores need labels, which are in a table"),
         ([], "lines of text have no labels; give files to --input"),
         (["--input", str(tmp_path / "scores.json")], "is --input or --output_file, too"),
