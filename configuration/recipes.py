@@ -1,10 +1,10 @@
 """Recipes: everything a pretraining run needs, as YAML. Flags override a recipe's values."""
 
-import difflib
 import re
 from pathlib import Path
 from typing import Any
 
+from .field_checks import suggestion
 from .launch import LAUNCH_PREFIX
 
 _FOLDER = Path(__file__).parent
@@ -30,8 +30,7 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
     path = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml"):
         if name_or_path not in list_recipes():
-            nearest = difflib.get_close_matches(name_or_path, list_recipes(), n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(list_recipes())}"
+            hint = suggestion(name_or_path, list_recipes(), otherwise=f"known: {', '.join(list_recipes())}")
             raise ValueError(f"unknown recipe {name_or_path!r}; {hint} (the name of a file ends in .yaml)")
         path = _FOLDER / f"{name_or_path}.yaml"
     if not path.is_file():

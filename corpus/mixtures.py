@@ -1,7 +1,7 @@
 """A mixture of one or more corpora, with the share of the rows that each contributes."""
 
 from collections.abc import Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from ..utils.errors import UserError
@@ -28,8 +28,9 @@ class Mixture:
         ValueError: a corpus is empty, or the weights are not one positive number per corpus.
     """
 
-    def __init__(self, places: str | Sequence[str], weights: Sequence[float] = ()) -> None:
-        places = [places] if isinstance(places, str) else places
+    def __init__(self, places: str | Path | Sequence[str | Path], weights: Sequence[float] = ()) -> None:
+        places = [places] if isinstance(places, str | Path) else places
+        weights = list(weights)
         if weights:
             check_weights(weights, len(places), name="corpus_weights")
         self.corpora = [_open_train(place) for place in places]
@@ -39,13 +40,13 @@ class Mixture:
             for name, corpus in zip(self.names, self.corpora, strict=True)
         }
         self.validation = {name: split for name, split in splits.items() if split}
-        parts = list(weights) or [corpus.num_tokens for corpus in self.corpora]
+        parts = weights or [corpus.num_tokens for corpus in self.corpora]
         self.shares = [part / sum(parts) for part in parts]
         least = 1 / MIX_BLOCK
         for place, share in zip(places, self.shares, strict=True):
             if weights and share < least:
                 raise UserError(
-                    f"corpus_weights={list(weights)}: {place} would give {share:.2g} of the rows, below the least "
+                    f"corpus_weights={weights}: {place} would give {share:.2g} of the rows, below the least "
                     f"share of 1/{MIX_BLOCK}: give it a larger weight, or leave it out"
                 )
         if min(self.shares) < least:
@@ -82,14 +83,14 @@ class Mixture:
         return {name: {"share": share, **corpus.facts()} for name, share, corpus in each}
 
 
-def _open_train(place: str) -> Corpus:
+def _open_train(place: str | Path) -> Corpus:
     corpus = Corpus(place)
     if not corpus.num_documents:
         raise UserError(f"the corpus {place} is empty")
     return corpus
 
 
-def _names(places: Sequence[str]) -> list[str]:
+def _names(places: Sequence[str | Path]) -> list[str]:
     last = [PurePath(str(place)).name or str(place) for place in places]
     names = [name if last.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(last, start=1)]
     return names if len(set(names)) == len(names) else [f"{number}-{name}" for number, name in enumerate(last, start=1)]

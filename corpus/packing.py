@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from ..utils.errors import UserError
-from ..utils.files import cache_folder, sha256_of_file, whole_folder
+from ..utils.files import cache_folder, disk_errors, sha256_of_file, whole_folder
 from ..utils.untrusted import file_beside, read_json_object
 from .manifest import FileFacts
 from .randomness import fold, ragged_arange
@@ -152,8 +152,14 @@ def _cached_index(corpus: Corpus, *, max_seq_length: int) -> Path:
         if _is_whole(parent / name):
             return parent / name
     parent = parents[-1]
+    way_out = None
+    if parent != corpus.folder:
+        way_out = f"the rows of {corpus.folder} are listed there, as it is closed: set XDG_CACHE_HOME to another folder"
     try:
-        with whole_folder(parent / name, replace=(parent / name).is_dir()) as building:
+        with (
+            disk_errors(parent, way_out=way_out),
+            whole_folder(parent / name, replace=(parent / name).is_dir()) as building,
+        ):
             _build(corpus, building, max_seq_length=max_seq_length)
             _write_hashes(building)
     except OSError:  # another process finished the same index first

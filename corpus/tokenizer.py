@@ -5,6 +5,7 @@ A corpus of token ids instead of text (DNA, events, logs) has a minimal tokenize
 
 import hashlib
 import json
+import operator
 import re
 import unicodedata
 import warnings
@@ -19,6 +20,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from ..utils.errors import UserError, check_choice, first_line
 from ..utils.tokenizer_files import VOCABULARY_FILES, forget_lengths
 from ..utils.untrusted import check_model_folder
+from ..utils.wording import in_short
 from .encoding import WORD_PATTERN
 
 if TYPE_CHECKING:
@@ -76,6 +78,8 @@ def train_tokenizer(
     check_choices(algorithm, vocab_size, model_max_length)
     if isinstance(texts, str):
         raise UserError("texts is one string: give a list of texts")
+    if isinstance(texts, Mapping) or hasattr(texts, "columns"):  # their items are the names of columns
+        raise UserError(f"texts is a {type(texts).__name__}: give the texts of one column, as a list")
     train = {"wordpiece": _wordpiece, "bpe": _bpe, "unigram": _unigram}[algorithm]
     trained = train(_not_empty(texts), vocab_size, lowercase, progress)
     # A new tokenizer, since the special tokens that the trainer added cannot be changed.
@@ -88,7 +92,7 @@ def train_tokenizer(
     tokenizer.post_processor = processors.Sequence([*trims, _template(tokenizer)])
     # If a space belongs to the token after it, the mask token absorbs the space before it: "a [MASK] b" hides " word".
     mask = AddedToken(SPECIAL_TOKENS["mask_token"], lstrip=algorithm != "wordpiece", special=True, normalized=False)
-    stated = {} if model_max_length is None else {"model_max_length": model_max_length}
+    stated = {} if model_max_length is None else {"model_max_length": operator.index(model_max_length)}
     return _pretrained(tokenizer, mask_token=mask, **stated)
 
 
@@ -330,7 +334,9 @@ def _settled(learned: list[tuple[str, float]]) -> list[tuple[str, float]]:
 
 def _not_empty(texts: Iterable[str]) -> Iterator[str]:
     found = False
-    for text in texts:
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise UserError(f"text {number} is no string but {type(text).__name__}: {in_short(text)}")
         found = found or bool(text.strip())
         yield text
     if not found:

@@ -101,7 +101,8 @@ class FinetuningArguments:
     )
     seed: int = flag("seed of the new head, the order of the data, dropout, and what is held out", DEFAULT_SEED)
     seeds: list[int] | None = flag(
-        "run once for each seed, in sub-folders, and report mean and deviation", section=_RUNS
+        "run once for each seed, in sub-folders, with the same examples held out; report mean and deviation",
+        section=_RUNS,
     )
     hyperparameter_search: int | None = flag(
         "first try this many settings of learning rate, batch size and epochs (if not given), then train the best",

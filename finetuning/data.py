@@ -3,7 +3,7 @@
 import os
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -29,8 +29,8 @@ from .sequence_task import (
     refuse_decimal_commas,
     write_whole_numbers_alike,
 )
-from .tables import Table, collect, find_columns, read_table, refuse_rejected_rows
-from .tagged_files import read_tagged_file, sentences_of_table
+from .tables import Table, collect, find_columns, good_rows, read_table, refuse_rejected_rows
+from .tagged_files import TAG_FIELDS, WORD_FIELDS, read_tagged_file, sentences_of_table
 from .tags import detect_scheme, to_iob2
 from .tasks import Task
 from .token_task import TokenTask, make_token_task
@@ -106,9 +106,8 @@ def _read_sequences(arguments: SequenceArguments) -> tuple[Splits, dict[str, Any
     if arguments.problem_type is None:
         refuse_decimal_commas(tables["train"], columns.label)
     problem_type = arguments.problem_type or problem_type_of_values(tables["train"].columns[columns.label])
-    if arguments.dataset_name is not None and "test" in tables and _are_hidden(tables["test"], columns.label):
-        print(f"{tables['test'].source}: left out, as its labels are hidden")
-        del tables["test"]
+    if arguments.dataset_name is not None:
+        _leave_out_hidden_test(tables, partial(_hides_labels, column=columns.label))
     multi_hot = multi_hot_size(tables["train"], columns.label) if problem_type == MULTI_LABEL else None
     if problem_type == SINGLE_LABEL and are_whole_numbers(tables["train"].columns[columns.label]):
         for table in tables.values():
@@ -148,9 +147,10 @@ def _say_absent_classes(examples: list[SequenceExample], size: int) -> None:
 def _read_sentences(arguments: TokenArguments) -> tuple[Splits, dict[str, Any], MakeTask]:
     """Tagged sentences, with IOB2 or plain tags."""
     if arguments.dataset_name is not None:
+        tables = _dataset_splits(arguments)
+        _leave_out_hidden_test(tables, partial(_hides_tags, tag_column=arguments.tag_column))
         splits: Splits = {
-            split: sentences_of_table(table, tag_column=arguments.tag_column)
-            for split, table in _dataset_splits(arguments).items()
+            split: sentences_of_table(table, tag_column=arguments.tag_column) for split, table in tables.items()
         }
     else:
         paths = {"train": arguments.train_file, "validation": arguments.validation_file, "test": arguments.test_file}
@@ -201,10 +201,29 @@ def _dataset_splits(arguments: FinetuningArguments) -> dict[str, TableFile]:
     return named
 
 
-def _are_hidden(table: Table, label: str) -> bool:
-    """Whether no example has a label: all are missing, or all are -1, as in the test splits of GLUE."""
-    values = table.columns.get(label, [None])
-    return all(value is None for value in values) or all(str(value) in ("-1", "-1.0") for value in values)
+def _leave_out_hidden_test(tables: dict[str, Any], hides: Callable[[Any], bool]) -> None:
+    if "test" in tables and hides(tables["test"]):
+        print(f"{tables.pop('test').source}: left out, as its labels are hidden")
+
+
+def _hides_labels(table: Table, column: str) -> bool:
+    return _are_hidden(table.columns.get(column, []))
+
+
+def _are_hidden(labels: Iterable[Any]) -> bool:
+    """Whether each label is missing or stands for none: -1, as in the test splits of GLUE, or -100."""
+    return all(label is None or str(label) in ("-1", "-1.0", "-100") for label in labels)
+
+
+def _hides_tags(table: TableFile, tag_column: str | None) -> bool:
+    """Whether a split holds sentences of words, and no word has a tag."""
+    fields = TAG_FIELDS if tag_column is None else (tag_column,)
+    for row in good_rows(table):
+        has_words = any(row.values.get(name) is not None for name in WORD_FIELDS)
+        tags = next((row.values[name] for name in fields if name in row.values), None)
+        if not (has_words and _are_hidden(tags or [])):
+            return False
+    return True
 
 
 def _choose(groups: list[list[int]], examples: list[Any]) -> set[int]:

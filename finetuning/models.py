@@ -19,7 +19,7 @@ from ..utils.errors import MissingPackageError, UserError, first_line
 from ..utils.files import WEIGHTS, whole_files
 from ..utils.hub_names import is_hub_name
 from ..utils.input_length import longest_input
-from ..utils.tokenizer_files import save_tokenizer
+from ..utils.tokenizer_files import VOCABULARY_FILES, save_tokenizer
 from ..utils.untrusted import check_model_folder
 from .tasks import Task
 
@@ -40,9 +40,20 @@ def load_auto_tokenizer(name_or_path: str, config: Any, *, trust_remote_code: bo
         ValueError: the model has no tokenizer that can be loaded.
     """
     tokenizer = _load_auto(transformers.AutoTokenizer, name_or_path, trust_remote_code, about="no tokenizer: ")
+    folder = Path(name_or_path)
+    if folder.is_dir() and not any((folder / name).exists() for name in VOCABULARY_FILES) and _is_empty(tokenizer):
+        raise UserError(
+            f"--model_name_or_path {name_or_path}: it holds no tokenizer; save the model's there, by "
+            f"tokenizer.save_pretrained({name_or_path!r})"
+        )
     if getattr(config, "type_vocab_size", None) == 1:  # a RoBERTa may have a tokenizer like BERT's
         tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
     return tokenizer
+
+
+def _is_empty(tokenizer: Any) -> bool:
+    """Whether a tokenizer knows special tokens only. transformers makes one where a folder has none."""
+    return tokenizer.get_vocab().keys() <= {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}
 
 
 def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:

@@ -386,6 +386,8 @@ class FinetuningRun:
         trainer.add_callback(BestOfMovedRun())
         trainer.add_callback(EvaluationLines(self.best_metric[0], is_weighted=self.task.class_weights_C is not None))
         trainer.add_callback(TrainingProgress())
+        if self.arguments.early_stopping_patience is not None:
+            trainer.add_callback(EarlyStopping(self.best_metric, self.arguments.early_stopping_patience))
         return trainer
 
     def train(self, write_card: WriteCard | None = None) -> dict[str, Any]:
@@ -408,8 +410,6 @@ class FinetuningRun:
         checkpoint = checkpoint_to_resume(self.arguments.resume_from_checkpoint, self.folder, self.settings)
         say_plan(self, checkpoint)
         trainer = self.make_trainer()
-        if self.arguments.early_stopping_patience is not None:
-            trainer.add_callback(EarlyStopping(self.best_metric, self.arguments.early_stopping_patience))
         path = os.path.join(self.folder, SETTINGS_FILE)
         if trainer.is_world_process_zero() and (checkpoint is None or not os.path.exists(path)):
             write_json(path, self.settings)  # a resumed run keeps the file that is there: a full disk would empty it

@@ -2,7 +2,9 @@
 
 import copy
 import importlib.util
+import itertools
 import math
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +82,7 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
             write_json(path, {**facts, **chosen, "trials": _ended(study), "settings": settings})
 
     assert arguments.hyperparameter_search is not None
-    left = arguments.hyperparameter_search - len(ended)
+    left = _number_of_trials(run, distributions, arguments.hyperparameter_search) - len(ended)
     if left > 0:
         say_plan(run)
         _make_trials(run, left, distributions, options, save)
@@ -115,6 +117,31 @@ def _distributions(run: "FinetuningRun", free: Sequence[str]) -> dict[str, Any]:
     return {name: of_all[name] for name in free}
 
 
+def _all_settings(run: "FinetuningRun", distributions: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """All settings in the order in which they are tried, the defaults first; None if a learning rate is drawn, too."""
+    if not all(hasattr(one, "choices") for one in distributions.values()):
+        return None
+    values = itertools.product(*(one.choices for one in distributions.values()))
+    settings = [dict(zip(distributions, chosen, strict=True)) for chosen in values]
+    random.Random(run.seed).shuffle(settings)
+    return sorted(settings, key=lambda one: one != _defaults(run, distributions))
+
+
+def _number_of_trials(run: "FinetuningRun", distributions: dict[str, Any], wanted: int) -> int:
+    """As many as the user wants, or as there are settings; says so if there are fewer."""
+    settings = _all_settings(run, distributions)
+    if settings is None or len(settings) >= wanted:
+        return wanted
+    if run.training.process_index == 0:
+        names = " and ".join(distributions)
+        print(f"there are only {len(settings)} settings of {names} to try: each is tried once", flush=True)
+    return len(settings)
+
+
+def _defaults(run: "FinetuningRun", distributions: dict[str, Any]) -> dict[str, Any]:
+    return {name: getattr(run.training, name) for name in distributions}
+
+
 def _check_shortest(run: "FinetuningRun", distributions: dict[str, Any]) -> None:
     """Raise if the shortest trial, which may be the best, has no time for its warm-up."""
     shortest = copy.copy(run.training)
@@ -129,6 +156,8 @@ def _make_study(
 ) -> tuple[Any, dict[str, Any]]:
     """A study that begins with the defaults or, in a resumed search, after the trials that have ended.
 
+    If there are only a few settings, each is tried once.
+
     Returns:
         the study, and the options by which Trainer finds it.
     """
@@ -139,8 +168,13 @@ def _make_study(
     sampler = optuna.samplers.TPESampler(seed=(run.seed + len(trials)) % (1 << 32))
     options: dict[str, Any] = {"study_name": STUDY, "storage": optuna.storages.InMemoryStorage(), "sampler": sampler}
     study = optuna.create_study(**options, direction="maximize")
-    if not trials:
-        study.enqueue_trial({name: getattr(run.training, name) for name in distributions})
+    ended = [{name: trial[name] for name in distributions} for trial in trials]
+    to_try = _all_settings(run, distributions)
+    if to_try is None:
+        to_try = [_defaults(run, distributions)]
+    for one in to_try:
+        if one not in ended:
+            study.enqueue_trial(one)
     for trial in trials:
         study.add_trial(
             optuna.trial.create_trial(

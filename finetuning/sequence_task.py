@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ..corpus.readers.xml_texts import XML_SUFFIXES
 from ..modeling.fast_paths import widen
 from ..modeling.losses import sequence_loss
 from ..utils.errors import UserError
+from ..utils.wording import in_short
 from .arguments import PROBLEM_TYPES
 from .metrics import class_report, label_report, multi_label_metrics, regression_metrics, single_label_metrics
 from .reports import ClassReport, Report
@@ -90,7 +92,9 @@ def _texts(table: Table, name: str, *, flag: str, numbers_are_texts: bool) -> li
         if value is None or value != value or (isinstance(value, str) and not value.strip()):
             raise UserError(f"{table.where(row)}: the text (column {name!r}) is empty; fill it or remove the row")
         if not isinstance(value, str):
-            raise UserError(f"{table.where(row)}: column {name!r} is not text but {type(value).__name__} ({value!r})")
+            hint = "; from pandas, write to_json(orient='records', lines=True)" if isinstance(value, dict) else ""
+            kind = type(value).__name__
+            raise UserError(f"{table.where(row)}: column {name!r} is not text but {kind} ({in_short(value)}){hint}")
     if not numbers_are_texts and all(is_number(value) for value in values):
         raise UserError(f"{table.source}: column {name!r} holds only numbers, not text; choose another by {flag}")
     return values
@@ -110,7 +114,9 @@ def _label(value: Any, problem_type: str | None, where: str, column: str) -> Any
     if problem_type == REGRESSION:
         if not is_number(value):
             hint = "; write numbers without commas, as 2.5" if _has_comma(value) else ""
-            raise UserError(f"{where}: the label (column {column!r}) is {value!r}, expected a finite number{hint}")
+            raise UserError(
+                f"{where}: the label (column {column!r}) is {in_short(value)}, expected a finite number{hint}"
+            )
         return float(value)
     return _label_name(value, where, column)
 
@@ -121,13 +127,13 @@ def _label_list(value: Any, where: str, column: str) -> list[Any]:
             value = json.loads(value)
         except json.JSONDecodeError:
             raise UserError(
-                f"{where}: the label (column {column!r}) is {value!r}, not a JSON list, such as "
+                f"{where}: the label (column {column!r}) is {in_short(value)}, not a JSON list, such as "
                 f'["a", "b"]; give --problem_type {SINGLE_LABEL} if it is one name'
             ) from None
     if not isinstance(value, (list, tuple)):
         raise UserError(
-            f"{where}: the label (column {column!r}) is {value!r}, expected a list of labels, as others are; give "
-            f"--problem_type {SINGLE_LABEL} if all are names"
+            f"{where}: the label (column {column!r}) is {in_short(value)}, expected a list of labels, as others are; "
+            f"give --problem_type {SINGLE_LABEL} if all are names"
         )
     return list(value)
 
@@ -152,7 +158,9 @@ def _are_zeros_and_ones(values: list[Any]) -> bool:
 def _names_of_multi_hot(values: list[Any], where: str, *, size: int) -> list[int]:
     """The classes that are one in a vector of zeros and ones."""
     if len(values) != size or not _are_zeros_and_ones(values):
-        raise UserError(f"{where}: the label is {values!r}; in the training data, labels are {size} zeros and ones")
+        raise UserError(
+            f"{where}: the label is {in_short(values)}; in the training data, labels are {size} zeros and ones"
+        )
     return [index for index, value in enumerate(values) if value]
 
 
@@ -160,8 +168,10 @@ def _label_name(value: Any, where: str, column: str) -> str:
     if isinstance(value, (list, tuple, dict, bytes)):
         raise UserError(f"{where}: the label (column {column!r}) is a {type(value).__name__}, expected one value")
     if is_missing(value):
-        raise UserError(f"{where}: the label (column {column!r}) is missing ({value!r}); fill it or remove the row")
-    if isinstance(value, float) and value.is_integer():
+        raise UserError(
+            f"{where}: the label (column {column!r}) is missing ({in_short(value)}); fill it or remove the row"
+        )
+    if isinstance(value, (float, Decimal)) and float(value).is_integer():
         value = int(value)  # Parquet gives a column of class numbers with missing values as 1.0
     return str(value).strip()
 

@@ -15,6 +15,7 @@ from ..corpus.readers.compression import COLUMNAR_SUFFIXES, bare_suffix, read_te
 from ..corpus.readers.table_file import Row, TableFile
 from ..corpus.readers.tables import open_table
 from ..utils.errors import UserError
+from ..utils.wording import in_short
 from .tables import good_rows, is_missing, refuse_rejected
 from .tags import OUTSIDE, TaggedSentence
 
@@ -327,7 +328,7 @@ def _tag_of(value: Any, tag_field: str | None, where: str) -> str | None:
     if value is None or value == -100:
         return None
     if isinstance(value, (list, tuple, dict, bytes)) or is_missing(value):
-        raise UserError(f"{where}: {tag_field} holds {value!r}; give each word one tag, or null where it has none")
+        raise UserError(f"{where}: {tag_field} holds {in_short(value)}; give each word one tag, or null for none")
     return str(value).strip()
 
 
@@ -335,7 +336,7 @@ def _chunks(chunks: list[Any], where: str) -> tuple[str, list[tuple[int, int, st
     text, spans = "", []
     for chunk in chunks:
         if not isinstance(chunk, dict) or not isinstance(chunk.get("text"), str):
-            raise UserError(f"{where}: every item of 'data' must be an object with a 'text', found {chunk!r}")
+            raise UserError(f"{where}: every item of 'data' must be an object with a 'text', found {in_short(chunk)}")
         if chunk.get("entity"):
             spans.append((len(text), len(text) + len(chunk["text"]), str(chunk["entity"])))
         text += chunk["text"]
@@ -348,10 +349,10 @@ def _checked_span(span: Any, text: str, where: str) -> tuple[int, int, str]:
     elif isinstance(span, dict) and "start_offset" in span:  # as doccano writes it beside relations
         span = {"start": span["start_offset"], "end": span.get("end_offset"), "label": span.get("label")}
     if not isinstance(span, dict):
-        raise UserError(f"{where}: span {span!r} is not an object with start, end and label")
+        raise UserError(f"{where}: span {in_short(span)} is not an object with start, end and label")
     start, end, label = span.get("start"), span.get("end"), span.get("label", span.get("type"))
     if not isinstance(start, int) or not isinstance(end, int) or not isinstance(label, str) or not label.strip():
-        raise UserError(f"{where}: span {span!r} needs whole numbers start and end, and a label")
+        raise UserError(f"{where}: span {in_short(span)} needs whole numbers start and end, and a label")
     if start >= end:
         raise UserError(f"{where}: span {start}-{end} is empty: its end is behind its last character")
     if not 0 <= start < end <= len(text):

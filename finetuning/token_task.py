@@ -222,11 +222,13 @@ class TokenTask(Task):
         )
 
     def class_of(self, name: str) -> str:
-        """The entity type of a tag, or the tag itself.
+        """The entity type of a tag, or the tag itself. A type that is called O, as outside is, is `B-O`.
 
         By `label_subwords: all`, the later subwords of a word tagged B-X count as I-X.
         """
-        return name[2:] if self.entities and name != OUTSIDE else name
+        if not self.entities or name == OUTSIDE:
+            return name
+        return name[2:] if name[2:] != OUTSIDE else f"B-{OUTSIDE}"
 
 
 class _Unit(NamedTuple):

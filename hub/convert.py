@@ -30,7 +30,7 @@ from .convert_config import choose_architecture, config_from_native, config_to_n
 from .loading import find_folder, load_clozebert, load_native, read_config
 from .natives import Architecture, Rename, architecture_of
 from .origin import facts_of_origin
-from .processors import copy_beside, copy_processors, copy_reading_settings, save_beside_model
+from .processors import copy_beside, copy_processors, copy_reading_settings, has_tokenizer, save_beside_model
 
 _UNUSED = "embeddings.mask_token"  # of a ViT: images are masked in pretraining only
 _CONVERTED = "Converted, weight by weight, from"
@@ -235,8 +235,8 @@ def convert_folder(
         to: `clozebert` or `native`.
         allow_pickle: read `pytorch_model.bin` if there are no safetensors.
         architecture: the `model_type` to write, with `to="native"`; None: the one it came from, or the first that fits.
-        overwrite: allow `directory` to hold files. At the end, its weights are deleted and files of the same names
-            replaced; everything else stays.
+        overwrite: allow `directory` to hold files. At the end, its weights are deleted, and the special tokens of an
+            older tokenizer; files of the same names are replaced, and everything else stays.
 
     Raises:
         UserError: see `from_native` and `to_native`; or `directory` is not empty or cannot be written.
@@ -258,7 +258,9 @@ def convert_folder(
         del ours
     target = Path(directory)
     check_place()  # another program may have written there in the meantime
-    with disk_errors(target), whole_files(target, replacing=[WEIGHTS]) as new:
+    # transformers would take the special tokens from an old file in place of the tokenizer's own.
+    outdated = [WEIGHTS, *([r"special_tokens_map\.json"] if has_tokenizer(folder) else [])]
+    with disk_errors(target), whole_files(target, replacing=outdated) as new:
         with quiet():
             converted.save_pretrained(new)
         copy_processors(folder, new)

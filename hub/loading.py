@@ -26,7 +26,7 @@ from ..utils.progress_bar import quiet
 from ..utils.untrusted import check_model_folder, read_json_object, refuse_pickle, shards_of
 from .hub_errors import explain
 from .natives import NATIVE, architecture_of
-from .processors import IMAGE_FILES, LICENSE_FILES, SETTINGS_NAME, TOKENIZER_FILE_NAMES
+from .processors import IMAGE_FILES, LICENSE_FILES, SETTINGS_NAME, TOKENIZER_FILE_NAMES, has_tokenizer
 
 _DOWNLOAD = ("config.json", "README.md", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILE_NAMES,
              "chat_template.jinja", *IMAGE_FILES, SETTINGS_NAME, *LICENSE_FILES)  # fmt: skip
@@ -66,6 +66,12 @@ def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Pat
             raise
         raise UserError(f"no folder {name}, and it cannot be fetched from the Hub: {reason}") from None
     check_model_folder(folder, allow_pickle=allow_pickle)
+    if constants.HF_HUB_OFFLINE and not has_tokenizer(folder):
+        warnings.warn(
+            f"HF_HUB_OFFLINE is set, and the cache holds no tokenizer of {name}, and perhaps not its card and licence: "
+            "fetch the whole model first where they are needed",
+            stacklevel=2,
+        )
     return folder
 
 
@@ -235,11 +241,14 @@ def _load(model_class: Any, folder: Path, *, allow_pickle: bool, **options: Any)
             **options,
         )
     _check_tensors(folder, found)
+    if model.config.model_type != "clozebert":
+        vars(model.config).pop("auto_map", None)  # it names code beside the weights, which is not run and not copied
     rounded = [x for x in types if x.is_floating_point and torch.promote_types(x, model.dtype) != model.dtype]
     if rounded:
         warnings.warn(
             f"weights of {_short(rounded[0])} are rounded to {_short(model.dtype)}, the dtype in "
-            f"{folder / 'config.json'}: set it to {_short(rounded[0])} there to keep them as they are",
+            f"{folder / 'config.json'} or else of the first weights: set it to {_short(rounded[0])} there to keep them "
+            f"as they are",
             stacklevel=2,
         )
     return model

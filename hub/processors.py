@@ -21,7 +21,7 @@ from ..utils.untrusted import is_within, read_json_object
 
 # Any of these files means that the folder has a tokenizer.
 _HAS_TOKENIZER = (*VOCABULARY_FILES, "tokenizer_config.json")
-TOKENIZER_FILE_NAMES = (*_HAS_TOKENIZER, "merges.txt", "special_tokens_map.json", "added_tokens.json")
+TOKENIZER_FILE_NAMES = (*_HAS_TOKENIZER, "merges.txt", "bpe.codes", "special_tokens_map.json", "added_tokens.json")
 LICENSE_FILES = ("LICEN[SC]E*", "licen[sc]e*", "NOTICE*", "COPYING*", "USE_POLICY*", "LICENSES/*")
 CODE_LICENSE_NAME = "LICENSE.clozebert"  # goes with the code of a bundle, and is not the model's
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -40,13 +40,17 @@ _READING = (
 )
 
 
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _HAS_TOKENIZER)
+
+
 def copy_processors(folder: Path, directory: Path) -> None:
     """Copy the tokenizer, as transformers loads and saves it, and the image processor's settings.
 
     Args:
         directory: the folder in which the model is already saved.
     """
-    if any((folder / name).is_file() for name in _HAS_TOKENIZER):
+    if has_tokenizer(folder):
         # Saved anew rather than copied: in old folders, the tokenizer's class has to be guessed from `model_type`.
         with as_user_errors(Exception, about=f"the tokenizer of {folder}"):
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -124,7 +124,7 @@ def publish(
         raise UserError(f"revision={revision!r} is no name of a branch: letters, digits and the signs . _ - /")
     check_request(source, form=form, completion=completion, public=public)
     if not dry_run:
-        check_access(repo_id, public=public)
+        check_access(repo_id, public=public, revision=revision)
     with _staging(output_dir) as folder:
         form, notes = complete_folder(source, folder, repo_id, form=form, completion=completion)
         report = verify_folder(folder)

@@ -21,6 +21,7 @@ from ..modeling.bundle import write_code
 from ..utils.errors import UserError
 from ..utils.files import WEIGHTS
 from ..utils.hub_names import is_hub_name
+from ..utils.untrusted import ADAPTER_NAME
 from .card import CARD_NAME, is_ours
 from .fingerprint import FILE_NAME as FINGERPRINT_NAME
 from .fingerprint import find_differences, read_fingerprint
@@ -30,8 +31,11 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 # Files that a push deletes if it has none of that name: weights in other shards, the ONNX forms (int8 once had another
-# name), and the pickles that Trainer pushes. So are the files that the fingerprint of the last push lists.
-_OURS = re.compile(rf"{WEIGHTS}|training_args\.bin|onnx/model(_quantized|_int8)?\.onnx(\.data)?")
+# name), the pickles that Trainer pushes, and special tokens that transformers 4 wrote and that would replace those of
+# the tokenizer. So are the files that the fingerprint of the last push lists.
+_OURS = re.compile(
+    rf"{WEIGHTS}|training_args\.bin|special_tokens_map\.json|onnx/model(_quantized|_int8)?\.onnx(\.data)?"
+)
 
 
 @dataclass(frozen=True)
@@ -59,15 +63,23 @@ def check_repo_id(repo_id: str) -> None:
         raise UserError(f"repo_id={repo_id!r}: it must be ORG/NAME, of letters, digits, '-', '_' and single '.'")
 
 
-def check_access(repo_id: str, *, public: bool) -> None:
-    """Ask the Hub, before any work, for what would refuse the push: a bad token, or a repository that is public."""
+def check_access(repo_id: str, *, public: bool, revision: str | None = None) -> None:
+    """Ask the Hub, before any work, for what would refuse the push.
+
+    Raises:
+        UserError: a bad token, or one that may only read; a repository that is public, or that holds an adapter.
+    """
     from huggingface_hub import HfApi
 
     api = HfApi(library_name="clozebert")
     with hub_errors(repo_id):
-        api.whoami()
-        if not public and api.repo_exists(repo_id):
-            _refuse_public(api, repo_id)
+        if api.whoami().get("auth", {}).get("accessToken", {}).get("role") == "read":
+            raise UserError("the token for the Hub may only read: make one that may write, and run `hf auth login`")
+        if api.repo_exists(repo_id):
+            if not public:
+                _refuse_public(api, repo_id)
+            if api.file_exists(repo_id, ADAPTER_NAME, revision=revision):
+                _refuse_adapter(repo_id)
 
 
 def push_folder(
@@ -97,6 +109,8 @@ def push_folder(
         head = api.repo_info(repo_id, revision=revision).sha
         assert head is not None
         before = _hashes(api, repo_id, head)
+        if ADAPTER_NAME in before:
+            _refuse_adapter(repo_id)
         kept, pushed, reasons = _compare(api, folder, repo_id, head, set(before))
         outdated = {name for name in before if name in pushed or _OURS.fullmatch(name)}
         commit = _commit(api, folder, repo_id, head, revision, message, kept=kept, outdated=outdated)
@@ -119,6 +133,13 @@ def _open_repository(api: "HfApi", repo_id: str, public: bool) -> list[str]:
 def _refuse_public(api: "HfApi", repo_id: str) -> None:
     if not api.repo_info(repo_id).private:
         raise UserError(f"{repo_id} is public on the Hub: give --public to publish for everybody, or another name")
+
+
+def _refuse_adapter(repo_id: str) -> None:
+    raise UserError(
+        f"{repo_id} holds {ADAPTER_NAME}, an adapter of PEFT, and transformers would apply it to the model: delete it "
+        f"there, or give another name"
+    )
 
 
 def _hashes(api: "HfApi", repo_id: str, revision: str) -> dict[str, str]:

@@ -90,8 +90,14 @@ def files_in(directory: str | os.PathLike[str]) -> dict[str, int]:
     return {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(os.fspath(directory)) if entry.is_file()}
 
 
-def push_saved_files(directory: str | os.PathLike, files: Iterable[tuple[str, int]], options: dict[str, Any]) -> None:
-    """Upload what `save_pretrained` wrote, with a card if there is none.
+def push_saved_files(
+    directory: str | os.PathLike,
+    files: Iterable[tuple[str, int]],
+    options: dict[str, Any],
+    *,
+    tags: list[str] | None = None,
+) -> None:
+    """Upload what `save_pretrained` wrote, with a card, which has these tags, if there is none.
 
     transformers' own upload runs before the code is written.
     """
@@ -106,7 +112,7 @@ def push_saved_files(directory: str | os.PathLike, files: Iterable[tuple[str, in
     if not (os.path.exists(card) or api.file_exists(repo_id, "README.md", revision=revision)):
         from transformers.utils.hub import create_and_tag_model_card
 
-        create_and_tag_model_card(repo_id, token=token).save(card)
+        create_and_tag_model_card(repo_id, tags, token=token).save(card)
         names.add("README.md")
     api.upload_folder(
         repo_id=repo_id,

@@ -91,7 +91,8 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
         if is_main_process and os.path.isdir(save_directory):
             write_code(save_directory)
             if push_to_hub:
-                push_saved_files(save_directory, files_in(save_directory).items() - before.items(), kwargs)
+                written = files_in(save_directory).items() - before.items()
+                push_saved_files(save_directory, written, kwargs, tags=self.model_tags)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:

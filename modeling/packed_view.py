@@ -19,7 +19,7 @@ from .packed import Packed, batches_by_length
 _PADDED_TOKENS = 4096
 _TOKENS_IF_EAGER = 512
 # Models of transformers whose tokens see the padding, whatever the mask says.
-_READ_PADDING = ("convbert", "fnet", "nystromformer", "yoso")
+_READ_PADDING = ("convbert", "fnet", "funnel", "nystromformer", "yoso")
 
 
 def fewer_if_eager(model: nn.Module, tokens: int) -> int:

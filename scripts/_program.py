@@ -2,11 +2,13 @@
 
 import atexit
 import gc
+import glob
 import io
 import json
 import os
 import select
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -129,8 +131,12 @@ def read_file(name: str, file: str) -> str:
     return read_text(path).strip()
 
 
-def check_output_file(output_file: str | None) -> None:
-    """Check before any work that `write_results` can write there."""
+def check_output_file(output_file: str | None, *, inputs: Sequence[str] = ()) -> None:
+    """Check before any work that `write_results` can write there.
+
+    Args:
+        inputs: files, folders and glob patterns that are read; the output may replace none of these files.
+    """
     if output_file is None:
         return
     path = Path(output_file)
@@ -142,6 +148,9 @@ def check_output_file(output_file: str | None) -> None:
         raise UserError(f"--output_file={output_file!r} is a device or a pipe: name a file")
     if closed := closed_place(path.absolute().parent):
         raise UserError(f"--output_file={output_file!r}: {closed} is not a folder to which you may write")
+    read = [Path(found).resolve() for place in inputs for found in (glob.glob(place, recursive=True) or [place])]
+    if path.exists() and any(path.resolve().is_relative_to(place) for place in read):
+        raise UserError(f"--output_file={output_file!r} is one of the files that are read: name another one")
 
 
 def write_results(output_file: str, results: Mapping[str, Any]) -> None:
@@ -201,6 +210,10 @@ def _run(main: Callable[[], Any]) -> NoReturn:
         os.getcwd()
     except FileNotFoundError:  # libraries ask for it, and give no name
         exit_with_error("the folder that you are in was deleted: go to another one, or to the new one of that name")
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        exit_with_error("there is no folder for temporary files: set TMPDIR to one to which you may write")
     keep_freed_memory()
     # Line buffering for files and pipes, too, where Python would buffer thousands of characters. A character that the
     # terminal's encoding lacks is escaped, as on stderr: what is shown of a text must not end a program.

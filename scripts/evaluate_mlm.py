@@ -19,6 +19,7 @@ from clozebert.corpus.readers.reading_flags import ReadingFlags
 from clozebert.scripts._program import check_output_file, open_input, parse, run, write_results
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError, check_at_least
+from clozebert.utils.files import temporary_disk_errors
 from clozebert.utils.memory import memory_errors
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class EvaluationArguments(ReadingFlags):
 def main(argv: Sequence[str] | None = None) -> None:
     """Score, print a table, write JSON."""
     arguments = parse(EvaluationArguments, argv, doc=__doc__, verb="evaluate", first="model_name_or_path")
-    check_output_file(arguments.output_file)
+    check_output_file(arguments.output_file, inputs=[*arguments.input, *arguments.blimp])
     with memory_errors(f"lower per_device_eval_batch_size={arguments.per_device_eval_batch_size}"):
         results = evaluate(arguments)
     print("\n".join(score_table(results)))
@@ -151,7 +152,8 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     # Windows does not delete files that are still mapped, and an error would hide the one that came before.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, precision_of(device, precision):
         if reader is not None:
-            corpus = _prepare(reader, tokenizer, folder)
+            with temporary_disk_errors():
+                corpus = _prepare(reader, tokenizer, folder)
             if reader.bad_texts:
                 results["documents_left_out"] = reader.bad_texts
         if corpus is not None:

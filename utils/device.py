@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -41,7 +41,7 @@ def find_device(*, use_cpu: bool = False) -> torch.device:
 def training_modes(device: torch.device) -> Iterator[None]:
     """PyTorch's modes as training needs them, whatever the program around it has set.
 
-    Within the block, new tensors are float32, gradients are recorded, and there is no autocast. After it, the program's
+    Within the block, new tensors are float32 and on the CPU, gradients are recorded, and there is no autocast. After it, the program's
     own `Accelerator` has its precision back, or it may make one of any precision: all of a process share one.
 
     Raises:
@@ -80,6 +80,8 @@ def _accelerators_kept() -> Iterator[None]:
 def _modes(device: torch.device) -> Iterator[None]:
     dtype, caches = torch.get_default_dtype(), torch.is_autocast_cache_enabled()
     enabled = {kind: torch.is_autocast_enabled(kind) for kind in {"cpu", device.type}}
+    # Only where it is needed, as it makes each call of a function slower.
+    usual_device = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
     torch.set_default_dtype(torch.float32)
     # Not by `torch.autocast`: it keeps copies of the weights until the outermost one is left, so that each step would
     # compute with those of the first.
@@ -89,7 +91,7 @@ def _modes(device: torch.device) -> Iterator[None]:
         torch.set_autocast_cache_enabled(False)
     torch.autocast_decrement_nesting()
     try:
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), usual_device:
             yield
     finally:
         torch.set_autocast_cache_enabled(caches)

@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -381,3 +382,8 @@ def disk_errors(place: Path, *, way_out: str | None = None) -> Iterator[None]:
         found = UserFileError(f"{finding}: {way_out or general}")
         found.finding = None if way_out else finding
         raise found from error
+
+
+def temporary_disk_errors() -> contextlib.AbstractContextManager[None]:
+    """`disk_errors` for temporary files, of which the user knows neither name nor folder."""
+    return disk_errors(Path(tempfile.gettempdir()), way_out="free some space there, or set TMPDIR to another folder")

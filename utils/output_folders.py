@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .errors import ExistingFileError, UserError, UserFileError
 from .files import INCOMPLETE, LOCK_NAME, half_written, is_locked, remove_empty, written_in
+from .untrusted import ADAPTER_NAME
 
 
 def remove_written(directory: Path, patterns: Iterable[str]) -> None:
@@ -41,7 +42,7 @@ def check_output_dir(
         way_out: what the user can do instead, for the message.
 
     Raises:
-        ExistingFileError: it is a file, a folder that is not empty, or in use by another program.
+        ExistingFileError: it is a file, a folder that is not empty or holds an adapter, or in use by another program.
         UserFileError: nothing can be written there.
         UserError: it is empty, a URL or not UTF-8, or overwriting would delete an input.
     """
@@ -57,6 +58,7 @@ def check_output_dir(
         raise ExistingFileError(f"{name}={directory} is a file: give a folder")
     if closed := closed_place(folder):  # now, and not after hours of work
         raise UserFileError(f"{name}={directory}: {closed} is not a folder to which you may write; give another folder")
+    _refuse_adapter(folder, name)
     if folder.is_symlink() and not folder.exists():
         raise ExistingFileError(f"{name}={directory} is a link to a path that does not exist: give a folder")
     # Half-written folders may be removed if their program was killed, but not if a running program has locked them.
@@ -69,6 +71,14 @@ def check_output_dir(
         _check_inputs_stay(written_in(folder, written), inputs, name=name)
     elif any(path.name != LOCK_NAME and not path.name.startswith(INCOMPLETE) for path in folder.iterdir()):
         raise ExistingFileError(f"{name}={directory} is not empty; {way_out}")
+
+
+def _refuse_adapter(folder: Path, name: str) -> None:
+    if os.path.isfile(folder / ADAPTER_NAME):
+        raise ExistingFileError(
+            f"{name}={folder} holds {ADAPTER_NAME}, an adapter of PEFT, and transformers would apply it to a model "
+            "that is saved there: give another folder"
+        )
 
 
 def _is_utf8(path: str | Path) -> bool:

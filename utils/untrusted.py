@@ -14,11 +14,13 @@ from .errors import MissingFileError, UserError, UserFileError
 from .hub_names import refuse_unreachable
 
 LARGEST_JSON = 1 << 28  # bytes
+# Where transformers finds this file of PEFT, it applies an adapter to the model.
+ADAPTER_NAME = "adapter_config.json"
 # The configurations that transformers and PEFT read. Other programs put any JSON beside them: all-MiniLM-L6-v2 lists
 # its training data in data_config.json.
 _CONFIGURATIONS = (
     "config.json", "generation_config.json", "tokenizer_config.json", "preprocessor_config.json",
-    "processor_config.json", "adapter_config.json",
+    "processor_config.json", ADAPTER_NAME,
 )  # fmt: skip
 # transformers reads all files of this folder into the tokenizer, and saves them with it.
 _TEMPLATES = "additional_chat_templates"
@@ -128,11 +130,11 @@ def check_model_folder(folder: str | os.PathLike, *, allow_pickle: bool = False)
 
 def _refuse_second_adapter(home: Path) -> None:
     """Refuse an adapter of PEFT beside a whole model, which may hold it already: transformers would apply it again."""
-    adapter, weights = home / "adapter_config.json", ("model.safetensors", "pytorch_model.bin")
+    adapter, weights = home / ADAPTER_NAME, ("model.safetensors", "pytorch_model.bin")
     if adapter.exists() and any((home / f"{name}{end}").exists() for name in weights for end in ("", ".index.json")):
         raise UserError(
             f"{adapter} is an adapter beside a whole model, and transformers would apply it to that: move "
-            "adapter_config.json and the adapter's weights elsewhere"
+            f"{ADAPTER_NAME} and the adapter's weights elsewhere"
         )
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...utils.errors import UserError, check_at_least, check_choice
 from ...utils.output_folders import check_output_dir
-from ...utils.tokenizer_files import save_tokenizer
 from ..readers.formats import id_reader
 from ..readers.inputs import INSTALLED_PYTHON, Reader, refuse_unused
 from ..shards import CORPUS_FILES
@@ -106,17 +105,15 @@ class Preparation:
 
     def write(self, report: ReportProgress | None = None, *, num_parts: int | None = None) -> dict[str, dict[str, Any]]:
         """`run` without its checks, or `merge`."""
-        manifests = prepare(
+        return prepare(
             **self._common,
             validation_fraction=self._fraction(),
             num_processes=self.num_processes,
             num_parts=num_parts,
             overwrite=self.overwrite_output_dir,
             report=report,
+            with_tokenizer=self.id_column is not None,
         )
-        if self.id_column is not None:
-            save_tokenizer(self._common["tokenizer"], self.tokenizer_folder)
-        return manifests
 
     def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Run as a step of an engine: task `rank` of `world_size` prepares part `rank`."""

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...utils.errors import MissingFileError, UserError, check_choice
-from ...utils.files import whole_files
+from ...utils.files import temporary_disk_errors, whole_files
 from ...utils.limits import available_cpus
 from ...utils.output_folders import check_output_dir
+from ...utils.tokenizer_files import save_tokenizer
 from ..encoding import Encoder, split_encoded
 from ..manifest import CORPUS_SPLITS
 from ..readers.inputs import Reader, Source, files_in_both
@@ -56,6 +57,7 @@ def prepare(
     overwrite: bool = False,
     shard_tokens: int = SHARD_TOKENS,
     report: ReportProgress | None = None,
+    with_tokenizer: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Write `output_dir`/train and `output_dir`/validation, completely or not at all.
 
@@ -73,6 +75,7 @@ def prepare(
         overwrite: the folder need not be empty; a corpus in it is replaced.
         shard_tokens: a shard with at least this many tokens is full.
         report: called now and then with (tokens written, bytes read, bytes to read if known).
+        with_tokenizer: also save the tokenizer, in `output_dir`/tokenizer.
 
     Returns:
         the manifests by split.
@@ -109,6 +112,8 @@ def prepare(
                 manifests = run.write(building, limit)
                 if manifests["train"]["documents"]:  # not if all are copies of one text
                     break
+        if with_tokenizer:
+            save_tokenizer(tokenizer, building / "tokenizer")
     return manifests
 
 
@@ -256,7 +261,8 @@ class Run:
         # whoever writes more into it than it holds waiting for ever.
         with tempfile.TemporaryDirectory() as folder:
             tokenizer_file = Path(folder, "tokenizer.json")
-            tokenizer_file.write_text(self.tokenizer_json, encoding="utf-8")
+            with temporary_disk_errors():
+                tokenizer_file.write_text(self.tokenizer_json, encoding="utf-8")
             encoded_chunks = ordered_map(
                 _encode_chunk,
                 texts_of_chunks(),

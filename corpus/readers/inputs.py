@@ -81,7 +81,7 @@ class Reader:
 
     def __init__(
         self,
-        inputs: str | Path | Sequence[str | Path],
+        inputs: str | Path | Iterable[str | Path],
         *,
         text_column: str | None = None,
         document_separator: str = "blank_line",
@@ -92,7 +92,7 @@ class Reader:
     ) -> None:
         check_choice("document_separator", document_separator, get_args(Separator))
         check_choice("on_bad_text", on_bad_text, get_args(BadTextRule))
-        inputs = [inputs] if isinstance(inputs, str | Path) else inputs
+        inputs = [inputs] if isinstance(inputs, str | Path) else list(inputs)
         if not inputs:
             raise UserError("input is empty; name at least one file, folder or glob pattern")
         self.text_column, self.read_cell = text_column, read_cell

@@ -1,5 +1,6 @@
 """Token ids without a tokenizer: they are kept as they are, and what is none is refused with its line."""
 
+import errno
 import json
 import pickle
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clozebert.corpus import Corpus
+from clozebert.corpus.preparation import prepare
 from clozebert.corpus.preparation.pipeline import Preparation
 from clozebert.corpus.readers.formats import id_reader
 from clozebert.corpus.readers.table_file import BadText
@@ -38,6 +40,18 @@ def test_ids_stay_what_they_are(as_text: bool, tmp_path: Path) -> None:
     assert tokenizer("5 17 39")["input_ids"] == [42, 5, 17, 39, 43]
     assert tokenizer.decode([5, 17, 39]) == "5 17 39"
     assert corpus.vocab_size == len(tokenizer) == 45
+
+
+def test_a_disk_that_is_full_at_the_tokenizer_leaves_no_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(tokenizer: object, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "tokenizer.json").write_text("{")
+        raise OSError(errno.ENOSPC, "as the system says")
+
+    monkeypatch.setattr(prepare, "save_tokenizer", fill)
+    with pytest.raises(UserError, match=r"corpus cannot be written \(No space left"):
+        preparation(tmp_path, write(tmp_path, DOCUMENTS)).run()
+    assert not (tmp_path / "corpus").exists()
 
 
 _OUTSIDE, _OTHER = r"is not between 0 and 39 \(--vocab_size\)", "is not a whole number"

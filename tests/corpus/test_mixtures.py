@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from clozebert.corpus import BatchStream, Masking, Mixture, ShardWriter
@@ -23,6 +24,8 @@ def test_shares_are_those_of_the_tokens_or_the_weights(make_corpus: Callable[...
     facts = weighted.facts()
     assert [of_one["tokens"] for of_one in facts.values()] == [300, 900]
     assert Mixture(places[:1]).facts()["documents"] == 10
+    assert Mixture(Path(places[0])).num_documents == 10
+    assert Mixture(places, np.array([3, 1])).shares == [0.75, 0.25]
     for wrong in (0, -1, math.nan, math.inf):
         with pytest.raises(ValueError, match=rf"corpus_weights=\[1, {wrong}\] must be 2 positive numbers"):
             Mixture(places, [1, wrong])

@@ -1,5 +1,6 @@
 """Rows: best fit, nothing lost, cached once."""
 
+import errno
 import pickle
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from clozebert.corpus import RowIndex, packing
 from clozebert.corpus.packing import pack_lengths
+from clozebert.utils.errors import UserError
+from clozebert.utils.files import disk_errors
 
 from .conftest import Written
 
@@ -85,6 +88,23 @@ def test_a_read_only_corpus_keeps_its_index_in_the_cache(
     assert RowIndex(corpus, max_seq_length=50).num_rows == 3
     assert list((tmp_path / "cache" / "clozebert").glob("rows-50-*/ends.bin"))
     assert not list(corpus.folder.glob("rows-*"))
+
+
+def test_a_read_only_corpus_and_a_closed_cache(
+    make_corpus: Callable[..., Written], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def closed(folder: Path, **options: object) -> None:
+        raise OSError(errno.EROFS, "as the system says", str(tmp_path))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(packing.os, "access", lambda *_: False)
+    monkeypatch.setattr(packing, "whole_folder", closed)
+    corpus = make_corpus([20, 30, 40]).corpus
+    with (
+        pytest.raises(UserError, match=r"the rows of .* are listed there, as it is closed: set XDG_CACHE_HOME"),
+        disk_errors(tmp_path, way_out="free some space, then --resume_from_checkpoint latest"),
+    ):
+        RowIndex(corpus, max_seq_length=50)
 
 
 def test_a_row_needs_room_for_a_token(written: Written) -> None:

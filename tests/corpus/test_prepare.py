@@ -1,11 +1,13 @@
 """Preparation: every document accounted for, on one side only, the same bytes from any number of processes."""
 
 import contextlib
+import errno
 import json
 import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -125,6 +127,24 @@ def test_validation_inputs_are_not_trained_on(
     assert texts_of(tmp_path / "out", tokenizer, "validation") == english[:20]
     assert texts_of(tmp_path / "out", tokenizer, "train") == english[20:]
     assert [source["path"] for source in manifests["train"]["sources"]] == ["held_out.jsonl", "a.jsonl"]
+
+
+def test_no_room_for_temporary_files(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Path.write_text
+
+    def fill(path: Path, *args: Any, **options: Any) -> int:
+        if path.name == "tokenizer.json":
+            raise OSError(errno.ENOSPC, "as the system says")
+        return write(path, *args, **options)
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    reader = Reader([write_lines(tmp_path / "a.jsonl", ["one", "two"])])
+    with pytest.raises(
+        UserError, match=rf"{tempfile.gettempdir()} cannot be written .*: free some space there, or set"
+    ):
+        prepare(reader, tokenizer=tokenizer, output_dir=tmp_path / "out", num_processes=1)
 
 
 def test_a_small_corpus_holds_out_one_document(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

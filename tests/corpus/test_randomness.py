@@ -62,6 +62,7 @@ def test_uniform_and_below_are_uniform() -> None:
 
 
 def test_derive_tells_order_and_negative_seeds_apart() -> None:
+    assert derive(np.int64(42), np.int32(-1)) == derive(42, -1)
     keys = {derive(1, 2), derive(2, 1), derive(1), derive(-1), derive(1, 2, 0), derive(2**64 - 2)}
     assert len(keys) == 6
 

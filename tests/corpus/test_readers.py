@@ -278,6 +278,12 @@ def test_a_missing_text_is_empty(tmp_path: Path) -> None:
     assert read(tmp_path) == ["", "x", "", "x"]
 
 
+def test_inputs_may_come_from_a_generator(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(name)
+    assert [document.text for document in Reader(tmp_path / name for name in ("a.txt", "b.txt"))] == ["a.txt", "b.txt"]
+
+
 def test_a_file_is_not_read_twice(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")

@@ -4,8 +4,10 @@ import random
 import unicodedata
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -226,6 +228,29 @@ def test_what_is_wrong_is_said(wrong: dict[str, Any], message: str) -> None:
         train_tokenizer(["some text"], **wrong)
     with pytest.raises(ValueError, match="holds no text"):
         train_tokenizer(["", " \n"], vocab_size=300)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ({"text": ["some text"]}, "texts is a dict: give the texts of one column"),
+        (SimpleNamespace(columns=["text"]), "texts is a SimpleNamespace: give the texts of one column"),
+        ([{"text": "some text"}], "text 1 is no string but dict: {'text': 'some text'}"),
+        (["some text", None], "text 2 is no string but NoneType: None"),
+        (["some text", b"more"], "text 2 is no string but bytes: b'more'"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["wordpiece", "bpe"])
+def test_tables_are_no_texts(texts: Any, message: str, algorithm: str) -> None:
+    """The items of a dictionary or a DataFrame are the names of its columns."""
+    with pytest.raises(UserError, match=message):
+        train_tokenizer(texts, algorithm=algorithm, vocab_size=300)
+
+
+def test_a_length_may_be_of_numpy(tmp_path: Path) -> None:
+    trained = train_tokenizer(["some text"], vocab_size=300, model_max_length=np.int64(64))
+    trained.save_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path)).model_max_length == 64
 
 
 def test_ids_with_gaps_are_refused(tokenizers: dict[str, PreTrainedTokenizerFast]) -> None:

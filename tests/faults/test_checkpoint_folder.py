@@ -96,7 +96,7 @@ def test_a_run_that_cannot_begin_overwrites_nothing(
     if mistake == "too long a warm-up":
         wrong = {"max_steps": None, "num_train_epochs": 1000, "max_minutes": 0.02, "warmup_steps": 4000}
     given = settings(prepared, output_dir=str(output_dir), overwrite_output_dir=True, **{**RUN, **wrong})
-    with pytest.raises(UserError, match=r"no file named model\.safetensors|is enough for \d+ steps"):
+    with pytest.raises(UserError, match=r"no file named model\.safetensors|is enough for \d+ steps?"):
         pretrain(PretrainingArguments(**given), model_config())
     assert content(output_dir) == before
 

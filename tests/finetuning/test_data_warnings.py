@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clozebert.finetuning.arguments import PredictionArguments, SequenceArguments
+from clozebert.finetuning.arguments import PredictionArguments, SequenceArguments, TokenArguments
 from clozebert.finetuning.data import read_data
 from clozebert.finetuning.predict import predict
 from clozebert.finetuning.run import finetune
@@ -67,6 +67,44 @@ def test_entity_types_that_no_score_says_anything_of(capsys: pytest.CaptureFixtu
     read_data(arguments_of("token", files, "m", tmp_path / "o"), None)
     said = capsys.readouterr().out
     assert "no validation example has 1 label of the 4, so the scores say nothing of: DOG\n" in said
+
+
+def test_an_entity_type_that_is_called_as_outside_is_a_class_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "t.conll").write_text("in O\n" * 8 + "Ada B-O\nParis B-P\n\n")
+    task = read_data(arguments_of("token", (str(tmp_path / "t.conll"),) * 2, "m", tmp_path / "o"), None).task
+    assert [task.class_of(name) for name in task.label_names] == ["O", "B-O", "B-O", "P", "P"]
+
+
+@pytest.mark.parametrize("hidden", [[-1, -1], [-100, -100], None])
+def test_a_test_split_with_hidden_tags_is_left_out(
+    hidden: list[int] | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    classes = datasets.ClassLabel(names=["O", "B-X", "I-X"])
+    features = datasets.Features({"tokens": [datasets.Value("string")], "ner_tags": [classes]})
+    splits = {
+        name: datasets.Dataset.from_dict({"tokens": [["the", "film"]] * 5, "ner_tags": [tags] * 5}, features=features)
+        for name, tags in (("train", [0, 1]), ("validation", [0, 1]), ("test", hidden))
+    }
+    datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "data"))
+    given = TokenArguments(model_name_or_path="m", dataset_name=str(tmp_path / "data"), output_dir=str(tmp_path / "o"))
+    assert set(read_data(given, None).splits) == {"train", "validation"}
+    assert "data (test): left out, as its labels are hidden\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("label", ["x" * 5000, list(range(5000))])
+def test_a_message_shows_the_beginning_of_a_long_cell(model: str, tmp_path: Path, label: Any) -> None:
+    records = [{"text": {"0": "a film " * 2000}, "label": 0}, {"text": "a film", "label": label}]
+    for rows, message in (
+        (records, "column 'text' is not text but dict .* from pandas, write to_json"),
+        (records[1:] * 2, "expected a finite number"),
+    ):
+        (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        files = {"train_file": str(tmp_path / "a.jsonl"), "output_dir": str(tmp_path / "out")}
+        given = SequenceArguments(model_name_or_path=model, problem_type="regression", **files)
+        with pytest.raises(UserError, match=message) as caught:
+            read_data(given, None)
+        assert len(str(caught.value)) < 400
 
 
 def test_scores_on_copies_of_the_training_data(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,6 +87,17 @@ def test_files_of_other_programs_beside_a_model_do_not_matter(tmp_path: Path) ->
         load(folder)
 
 
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "clozebert"])
+def test_a_model_without_its_tokenizer(tmp_path: Path, model_type: str) -> None:
+    """For most kinds, transformers makes a tokenizer that knows nothing."""
+    folder = make_checkpoint(tmp_path / "m", model_type=model_type)
+    models.load_auto_tokenizer(folder, None)
+    for path in [*Path(folder).glob("*token*"), *Path(folder).glob("vocab*"), *Path(folder).glob("merges*")]:
+        path.unlink()
+    with pytest.raises(UserError, match=r"m: (it holds )?no tokenizer"):
+        models.load_auto_tokenizer(folder, None)
+
+
 def test_the_folder_of_a_model_has_no_say_in_how_it_answers(tmp_path: Path) -> None:
     folder = Path(make_checkpoint(tmp_path / "m"))
     config = json.loads((folder / "config.json").read_text())

@@ -99,6 +99,22 @@ def test_a_search_that_was_killed_goes_on_after_the_trials_that_have_ended(
     assert evaluations == 1 + 4 + 1  # that of the killed trial comes on top
 
 
+def test_a_few_settings_are_tried_once_each(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of one batch size there are three choices. Trials stop early, as a run does."""
+    pytest.importorskip("optuna")
+    flags = {"hyperparameter_search": 7, "num_train_epochs": 4.0, "learning_rate": 1e-12, "early_stopping_patience": 1}
+    finetune(arguments_of("single", data["single"], models["bert"], tmp_path / "o", **flags))
+    assert "there are only 3 settings of per_device_train_batch_size to try" in capsys.readouterr().out
+    search = json.loads((tmp_path / "o" / "hyperparameter_search.json").read_text())
+    sizes = [trial["per_device_train_batch_size"] for trial in search["trials"]]
+    assert len(set(sizes)) == len(sizes) == 3
+    assert sizes[0] == search["defaults"]["per_device_train_batch_size"]
+    # Nothing is learned at this rate: the second evaluation is no better than the first.
+    assert [len(trial["evaluations"]) for trial in search["trials"] if trial["state"] == "complete"] == [2] * 3
+
+
 def test_a_search_in_which_every_trial_diverges_can_be_begun_again_with_a_lower_rate(
     models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -395,11 +395,15 @@ def test_a_prefix_space_stands_before_the_first_word_alone(kind: str) -> None:
         assert [number for ids in found for number in ids] == tokenizer(text, add_special_tokens=False).input_ids
 
 
-def test_a_model_that_reads_the_padding_answers_by_the_text_alone() -> None:
-    """FNet mixes all positions of a row, padding included."""
-    sizes = {"vocab_size": 40, "hidden_size": 24, "intermediate_size": 40, "max_position_embeddings": 16}
+@pytest.mark.parametrize("name", ["FNet", "Funnel"])
+def test_a_model_that_reads_the_padding_answers_by_the_text_alone(name: str) -> None:
+    """FNet mixes all positions of a row, padding included; Funnel takes means over neighbours."""
+    sizes: dict[str, Any] = {"vocab_size": 40, "block_sizes": [1, 1], "d_model": 24, "n_head": 3, "d_head": 8}
+    if name == "FNet":
+        sizes = {"vocab_size": 40, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2}
     torch.manual_seed(0)
-    model = transformers.FNetForSequenceClassification(transformers.FNetConfig(**sizes, num_hidden_layers=2)).eval()
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    model = getattr(transformers, f"{name}ForSequenceClassification")(config).eval()
     windows = [
         Window(np.full(length, 7), np.zeros(length, dtype=int), number) for number, length in enumerate((4, 6, 4, 5))
     ]

@@ -215,7 +215,9 @@ class _Handler(BaseHTTPRequestHandler):
         user = self._user()
         if user is None:
             raise _AnswerError(401, "Invalid username or password.")
-        self._json({"type": "user", "name": user[0], "orgs": [{"name": name} for name in sorted(user[1])]})
+        role = {"accessToken": {"role": "write" if user[1] else "read"}}
+        orgs = [{"name": name} for name in sorted(user[1])]
+        self._json({"type": "user", "name": user[0], "orgs": orgs, "auth": role})
 
     def create(self) -> None:
         user = self._user()

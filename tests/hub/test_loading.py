@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from clozebert.hub import from_native
 from clozebert.hub.convert import convert_folder
 from clozebert.hub.loading import find_folder, load_native, weight_files
+from clozebert.utils.errors import UserError
 
 
 def save(tmp_path, model_type="bert", class_name="BertForMaskedLM", **options):
@@ -394,6 +395,21 @@ def test_tokenizer_and_card_come_along(tmp_path):
     card = ModelCard.load(tmp_path / "ours" / "README.md")
     assert (card.data.license, card.data.language) == ("other", "de")
     assert (card.data.license_name, card.data.license_link) == ("research-only", "https://example.com/LICENSE")
+
+
+def test_special_tokens_of_an_older_tokenizer_go(tmp_path):
+    from transformers import AutoTokenizer
+
+    _, folder = save(tmp_path)
+    tokenizer = make_tokenizer(folder)
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    (ours / "special_tokens_map.json").write_text('{"cls_token": "w5", "sep_token": "w6", "mask_token": "w7"}')
+    convert_folder(folder, ours, to="clozebert", overwrite=True)
+    assert AutoTokenizer.from_pretrained(ours)("w3 [MASK]")["input_ids"] == tokenizer("w3 [MASK]")["input_ids"]
+    (ours / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"holds adapter_config\.json, an adapter of PEFT"):
+        convert_folder(folder, ours, to="clozebert", overwrite=True)
 
 
 def test_a_card_that_cannot_be_read_is_said(tmp_path):

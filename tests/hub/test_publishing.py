@@ -7,6 +7,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 from saved_models import make_model, make_tokenizer, save
+from transformers import AutoModelForMaskedLM
 
 from clozebert.hub.card import is_ours, write_card
 from clozebert.hub.convert import to_native
@@ -107,6 +108,18 @@ def test_sentence_transformers_pool_as_trained_in_every_form(form, tmp_path):
             pooling = json.loads((target / "1_Pooling" / "config.json").read_text())
             chosen = [key for key, value in pooling.items() if value is True]
             assert chosen == [{"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}[expected]]
+
+
+def test_a_native_model_that_came_with_code_is_published_without_it(tmp_path):
+    """Its config.json goes on naming the code that was beside the weights, which transformers itself does not need."""
+    folder = save(tmp_path / "native", name="bert-base")
+    model = AutoModelForMaskedLM.from_pretrained(folder)
+    model.config.auto_map = {"AutoConfig": "configuration_theirs.TheirConfig"}
+    model.save_pretrained(folder)
+    assert "auto_map" in json.loads((folder / "config.json").read_text())
+    done = publish(folder, "org/name", dry_run=True, output_dir=tmp_path / "copy")
+    assert done.form == "native"
+    assert "auto_map" not in json.loads((tmp_path / "copy" / "config.json").read_text())
 
 
 def test_native_is_refused_where_nothing_equals(saved, tmp_path):

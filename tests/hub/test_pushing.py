@@ -14,6 +14,7 @@ from clozebert.hub import publishing
 from clozebert.hub.card import write_card
 from clozebert.hub.convert import convert_folder
 from clozebert.hub.fingerprint import read_fingerprint
+from clozebert.hub.loading import find_folder
 from clozebert.hub.publishing import Completion, publish
 from clozebert.hub.pushing import push_folder
 
@@ -124,6 +125,41 @@ def test_scores_and_forms_for_servers_of_another_model_go(saved, hub, unverified
     assert forms <= set(hub.files("org/name"))
     publish(save(tmp_path / "other", seed=3), "org/name", completion=Completion(license="mit"))
     assert not forms & set(hub.files("org/name"))
+
+
+def test_special_tokens_that_transformers_4_wrote_go(saved, hub, unverified):
+    huggingface_hub.HfApi().create_repo("org/old", private=True)
+    hub.edit("org/old", "special_tokens_map.json", b'{"cls_token": "a", "sep_token": "b", "mask_token": "c"}')
+    assert publish(saved, "org/old").push.deleted == ["special_tokens_map.json"]
+
+
+@pytest.mark.parametrize("branch", ["main", "other"])
+def test_a_repository_with_an_adapter_is_refused_before_work(saved, hub, monkeypatch, branch):
+    """transformers would apply it to the model: its answers were others."""
+    api = huggingface_hub.HfApi()
+    api.create_repo("org/adapter", private=True)
+    api.create_branch("org/adapter", branch=branch, exist_ok=True)
+    hub.edit("org/adapter", "adapter_config.json", b"{}", branch=branch)
+    monkeypatch.setattr(publishing, "complete_folder", None)  # it is not called
+    shown = message_of(lambda: publish(saved, "org/adapter", revision=None if branch == "main" else branch))
+    assert "org/adapter holds adapter_config.json" in shown
+    shown = message_of(lambda: push_folder(saved, "org/adapter", revision=branch))
+    assert "delete it there" in shown
+    assert "model.safetensors" not in hub.files("org/adapter")
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"null",
+        b'{"format": 1, "outputs": {}, "files": 5}',
+        b'{"format": 1, "outputs": {"logits": {"shape": [1], "mean": "x", "spread": 1.0, "values": []}}}',
+    ],
+)
+def test_a_damaged_fingerprint_on_the_hub_is_replaced(saved, hub, unverified, damaged):
+    publish(saved, "org/name")
+    hub.edit("org/name", "fingerprint.json", damaged)
+    assert publish(saved, "org/name").push.uploaded == ["fingerprint.json"]
 
 
 def test_revision_is_a_branch(saved, hub, unverified, tmp_path):
@@ -258,6 +294,13 @@ def test_no_right_to_write(saved, hub):
     assert "rights to create" in shown
 
 
+def test_a_token_that_may_only_read_is_refused_before_work(saved, hub, monkeypatch):
+    hub.tokens["hf_reader"] = ("reader", set())
+    monkeypatch.setenv("HF_TOKEN", "hf_reader")
+    monkeypatch.setattr(publishing, "complete_folder", None)  # it is not called
+    assert "may only read" in message_of(lambda: publish(saved, "org/name"))
+
+
 def test_server_that_shows_the_token_in_its_answer(saved, hub, monkeypatch):
     hub.tokens["hf_shown_to_nobody"] = ("writer", set())
     monkeypatch.setenv("HF_TOKEN", "hf_shown_to_nobody")
@@ -288,11 +331,22 @@ def test_licence_files_are_fetched_when_converting(hub, tmp_path, monkeypatch):
     native = tmp_path / "bert"
     make_native("bert", "BertForMaskedLM").save_pretrained(native)
     (native / "LICENSE.txt").write_text("Do as you like.")
+    (native / "bpe.codes").write_text("a b 1")  # by which PhoBERT's tokenizer joins
     push_folder(native, "org/licensed")
     # In the cache, files are links that lead out of their folder.
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     convert_folder("org/licensed", tmp_path / "ours", to="clozebert")
     assert (tmp_path / "ours/LICENSE.txt").read_text() == "Do as you like."
+    assert (find_folder("org/licensed") / "bpe.codes").is_file()
+
+
+def test_a_cache_without_the_tokenizer_is_said(saved, hub, unverified, tmp_path, monkeypatch):
+    publish(save(tmp_path / "native", name="bert-base"), "org/native")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    AutoModel.from_pretrained("org/native", cache_dir=tmp_path / "cache")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.warns(UserWarning, match="the cache holds no tokenizer of org/native"):
+        convert_folder("org/native", tmp_path / "ours", to="clozebert")
 
 
 def test_no_network(saved, hub, monkeypatch):
@@ -320,12 +374,13 @@ def test_model_pushes_its_code(hub, tmp_path, monkeypatch):
     (folder / "checkpoint-5").mkdir(parents=True)
     for other in (folder / "checkpoint-5" / "model.safetensors", folder / "old.safetensors"):
         other.write_bytes(b"not of this save")
-    make_model(seed=2).save_pretrained(
-        folder, push_to_hub=True, repo_id="org/saved", variant="v", max_shard_size="30KB"
-    )
+    model = make_model(seed=2)
+    model.add_model_tags(["cloze-tag"])
+    model.save_pretrained(folder, push_to_hub=True, repo_id="org/saved", variant="v", max_shard_size="30KB")
     files = hub.files("org/saved")
     assert {"config.json", "model.safetensors.index.v.json", "modeling_clozebert.py", "README.md"} <= set(files)
     assert not any(b"not of this save" in content for content in files.values())
+    assert b"- cloze-tag" in files["README.md"]
 
 
 def test_fingerprint_names_version_and_card(saved, hub, unverified, tmp_path):

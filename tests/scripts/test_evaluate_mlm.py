@@ -104,6 +104,8 @@ def test_plain_text(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--input", "text.txt", "--blimp", "long.jsonl"], "--blimp: a sentence has 60 tokens, more than 48: 'w1 w1"),
         (["--input", "text.txt", "--output_file", "ours"], "--output_file='ours' is a folder"),
         (["--input", "text.txt", "--output_file", "text.txt/x.json"], "text.txt is not a folder to which you may"),
+        (["--input", "*.txt", "--output_file", "text.txt"], "'text.txt' is one of the files that are read"),
+        (["--blimp", "long.jsonl", "--output_file", "./long.jsonl"], "is one of the files that are read"),
         (["--input", "short.txt"], "so short that none of its tokens is predicted"),
         (["--corpus", "corpus", "--tokenizer_name", "bert/none"], "cannot be loaded"),
         (["--input", "text.txt", "./text.txt"], "text.txt twice"),

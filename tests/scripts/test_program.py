@@ -182,6 +182,14 @@ def test_a_folder_that_was_deleted_around_the_program_is_named(tmp_path: Path) -
     assert (done.returncode, done.stderr[:39]) == (2, "error: the folder that you are in was d")
 
 
+def test_no_folder_for_temporary_files() -> None:
+    begin = "import tempfile; tempfile._candidate_tempdir_list = list\n"
+    code = begin + PROGRAM.format(body="print('not reached')")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: there is no folder for temporary files: set TMPDIR to one to which you may write\n"
+
+
 def test_results_do_not_replace_a_device(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/null")

@@ -89,6 +89,7 @@ def test_the_modes_of_the_program_around_it_change_nothing(prepared: Path, tmp_p
         "plain": contextlib.nullcontext(),
         "autocast": torch.autocast("cpu", dtype=torch.bfloat16),
         "inference_mode": torch.inference_mode(),
+        "device": torch.device("meta"),
     }
     for precision in ("no", "bf16"):
         models = {}

@@ -194,6 +194,7 @@ def test_the_steps_are_counted_again_where_the_decay_begins(monkeypatch: pytest.
     [
         {"lr_scheduler_type": "cosine"},
         {"lr_scheduler_type": "wsd", "decay_steps": 100, "warmup_steps": 0},
+        {"lr_scheduler_type": "wsd", "decay_steps": 97, "warmup_steps": 0},  # the first steps say little of the pace
         {"lr_scheduler_type": "wsd", "final_mlm_probability": 0.1},
         {"lr_scheduler_type": "wsd", "global_batch_size": 8, "initial_global_batch_size": 4, "batch_warmup_steps": 9},
     ],

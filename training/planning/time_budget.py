@@ -132,7 +132,7 @@ class Deadline:
             return None
         if step == begins // 2:
             self._timed_from = step, time.monotonic()
-        if step != begins or self._timed_from is None or self._timed_from[0] == step:
+        if step != begins or self._timed_from is None or step - self._timed_from[0] < _LEAST_TIMED:
             return None
         timed_from, then = self._timed_from
         pace = agree(time.monotonic() - then) / (step - timed_from)
