@@ -41,8 +41,9 @@ def find_device(*, use_cpu: bool = False) -> torch.device:
 def training_modes(device: torch.device) -> Iterator[None]:
     """PyTorch's modes as training needs them, whatever the program around it has set.
 
-    Within the block, new tensors are float32 and on the CPU, gradients are recorded, and there is no autocast. After it, the program's
-    own `Accelerator` has its precision back, or it may make one of any precision: all of a process share one.
+    Within the block, new tensors are float32 and on the CPU, gradients are recorded, and there is no autocast. After
+    it, the program's own `Accelerator` has its precision back, or it may make one of any precision: all of a process
+    share one.
 
     Raises:
         UserError: this process is within such a block already.

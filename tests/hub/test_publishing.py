@@ -7,7 +7,6 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 from saved_models import make_model, make_tokenizer, save
-from transformers import AutoModelForMaskedLM
 
 from clozebert.hub.card import is_ours, write_card
 from clozebert.hub.convert import to_native
@@ -112,10 +111,11 @@ def test_sentence_transformers_pool_as_trained_in_every_form(form, tmp_path):
 
 def test_a_native_model_that_came_with_code_is_published_without_it(tmp_path):
     """Its config.json goes on naming the code that was beside the weights, which transformers itself does not need."""
-    folder = save(tmp_path / "native", name="bert-base")
-    model = AutoModelForMaskedLM.from_pretrained(folder)
+    folder = tmp_path / "native"
+    model = to_native(make_model(name="bert-base"))
     model.config.auto_map = {"AutoConfig": "configuration_theirs.TheirConfig"}
     model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
     assert "auto_map" in json.loads((folder / "config.json").read_text())
     done = publish(folder, "org/name", dry_run=True, output_dir=tmp_path / "copy")
     assert done.form == "native"
