@@ -256,16 +256,15 @@ def _content(example: Any) -> Any:
 
 
 def _say_copies(splits: Splits) -> None:
-    """Print how many examples of the other splits are in the training data, too."""
-    trained_on = set(map(_content, splits["train"]))
-    for split, examples in splits.items():
-        if split == "train":
-            continue
-        if count := sum(_content(example) in trained_on for example in examples):
-            print(
-                f"{count:,} of the {len(examples):,} {split} examples are in the training data, too: there the scores "
-                f"show what the model remembers"
-            )
+    """Print how many examples of a split are in one by which the model is trained or chosen, too."""
+    for other, name, split, effect in (
+        ("train", "training", "validation", "there the scores show what the model remembers"),
+        ("train", "training", "test", "there the scores show what the model remembers"),
+        ("validation", "validation", "test", "by these the best epoch is chosen"),
+    ):
+        known, examples = set(map(_content, splits[other])), splits.get(split, [])
+        if count := sum(_content(example) in known for example in examples):
+            print(f"{count:,} of the {len(examples):,} {split} examples are in the {name} data, too: {effect}")
 
 
 def _say_missing_labels(splits: Splits, task: Task) -> None:

@@ -43,7 +43,7 @@ from .verification import Verification, verify_folder
 
 FORMATS = ("auto", "native", "bundle")
 SERVING = ("onnx", "int8", "sentence-transformers")
-_BRANCH = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|[./](?![./]))*(?<![./])")
+_BRANCH = re.compile(r"(?!refs/)[A-Za-z0-9](?:[A-Za-z0-9_-]|[./](?![./]))*(?<![./])")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _LANGUAGE = re.compile(r"[a-z]{2,3}|multilingual|code")
 # A folder of sentence-transformers says in these how it pools.

@@ -58,6 +58,8 @@ def test_a_folder_of_sentence_transformers_stays_one(saved, tmp_path):
     with pytest.raises(ValueError, match="is a folder of sentence-transformers already"):
         publish(saved, "org/name", completion=completion, dry_run=True)
     (saved / "modules.json").unlink()
+    with pytest.raises(ValueError, match="revision='refs/pr/1' is no name of a branch"):
+        publish(saved, "org/name", revision="refs/pr/1", dry_run=True)
     with pytest.raises(ValueError, match="revision='v 1' is no name of a branch"):
         publish(saved, "org/name", revision="v 1", dry_run=True)
 
