@@ -4,7 +4,7 @@
     python benchmarks/learning.py time   --corpus CORPUS --tokenizer_name TOKENIZER   # seconds of a step, all sides
     python benchmarks/learning.py floors --corpus CORPUS --tokenizer_name TOKENIZER   # unigram entropy, trigram model
     python benchmarks/learning.py run    --corpus CORPUS --tokenizer_name TOKENIZER [--only 'nano*'] [--seeds 1 2]
-    python benchmarks/learning.py render --seconds 300 900 --into docs/learning.md [--claim nano@300 modernbert]
+    python benchmarks/learning.py render --seconds 300 900 --into docs/learning_results.md [--claim nano@300 modernbert]
 
 `--results FILE` keeps the results of another kind of machine; the document shows its table under the file's name.
 

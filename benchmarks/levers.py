@@ -2,10 +2,10 @@
 """What each lever of a recipe is worth: held-out loss after the recipe's usual number of steps, one change at a time.
 
     python benchmarks/levers.py run    --corpus CORPUS --tokenizer_name TOKENIZER [--recipes nano tiny] [--seeds 1 2]
-    python benchmarks/levers.py render [--into docs/learning.md]
+    python benchmarks/levers.py render [--into docs/learning_results.md]
 
-A run has as many steps as in docs/learning.md (`nano` 898, `tiny` 204), one thread, and the precision that the recipe
-has on this machine. All runs are scored on the same fixed masks of unseen books. Runs in the results file are not
+A run has as many steps as in docs/learning_results.md (`nano` 898, `tiny` 204), one thread, and the precision that the
+recipe has on this machine. All runs are scored on the same fixed masks of unseen books. Runs in the results file are not
 repeated.
 
 The recipe that all levers are compared with has Muon on whole matrices and at a constant rate; the recipes of today
@@ -30,7 +30,8 @@ from runs import add_run, is_wanted, read_results, run_apart, use_one_thread
 
 RESULTS = learning.ROOT / "benchmarks" / "results" / "levers.json"
 STEPS = {"nano": 898, "tiny": 204}
-# Of the loss between seeds: five seeds of each recipe in float32, on an AMD EPYC without bf16 (docs/learning.md).
+# Of the loss between seeds: five seeds of each recipe in float32, on an AMD EPYC without bf16
+# (docs/learning_results.md).
 DEVIATION = {"nano": 0.011, "tiny": 0.016}
 AS_IT_IS = "as it is"
 

@@ -2,11 +2,11 @@
 """Loss against compute for four sizes, a law fitted to it, and what the law says of a larger model.
 
     python benchmarks/scaling.py run    --corpus CORPUS --tokenizer_name TOKENIZER [--sizes 0.4M 2.6M]
-    python benchmarks/scaling.py render [--into docs/learning.md] [--image docs/images/scaling.png]
+    python benchmarks/scaling.py render [--into docs/learning_results.md] [--image docs/images/scaling.png]
 
 All runs have the recipe `tiny` with the size named, each with a schedule of its own length, one thread, and seed 1. A
-step has 16 rows in place of 32, and so 0.7 of the learning rates (docs/learning.md, "Rates and rows"); the results also
-have runs at the full rates. All are scored on the same fixed masks of unseen books. The smallest size runs in float32,
+step has 16 rows in place of 32, and so 0.7 of the learning rates (docs/learning_results.md, "Rates and rows"); the
+results also have runs at the full rates. All are scored on the same fixed masks of unseen books. The smallest size runs in float32,
 the others in the precision that the recipe has on this machine. Runs in the results file are not repeated; the cheapest
 come first.
 
@@ -51,7 +51,7 @@ SIZES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "5.1M": ({**_TINY, "model": _shape(6, 256, 4, 768)}, (0.5, 1, 2)),
     "31M": ({**_TINY, "model": _shape(10, 512, 8, 1344)}, (0.25, 0.5)),
 }
-# Longer runs on the same text (docs/learning.md), to which the law is fitted too: `nano` with a sample of the
+# Longer runs on the same text (docs/learning_results.md), to which the law is fitted too: `nano` with a sample of the
 # vocabulary and 40 % masks, and a released model.
 LONGER: tuple[dict[str, Any], ...] = (
     {"name": "`nano`", "beside_embeddings": 464_832, "tokens": 6_225 * 2_048, "loss": 3.618},

@@ -11,7 +11,7 @@ import pytest
 from pretraining_helpers import make_corpus, run_forked
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-# What docs/learning.md shows of learning-epyc.json.
+# What docs/learning_results.md shows of learning-epyc.json.
 BUDGETS = [180, 300, 720, 900, 1200, 3600, 4320, 10800]
 PEER, OLD = "modernbert, 0.002, 16 rows", "nano, whole vocabulary, 30 % masks"
 CLAIMS = [["nano@180", f"{PEER}@900"], *([name, f"{PEER}@3600"] for name in ("nano@720", "nano@1200"))]
@@ -114,19 +114,19 @@ def test_the_law_of_losses_is_found_again(learning: Any) -> None:
 @pytest.mark.parametrize(
     ("script", "results", "page", "settings"),
     [
-        ("levers", "levers", "learning", ()),
-        pytest.param("scaling", "scaling", "learning", (), marks=pytest.mark.slow),
+        ("levers", "levers", "learning_results", ()),
+        pytest.param("scaling", "scaling", "learning_results", (), marks=pytest.mark.slow),
         (
             "learning",
             "learning",
-            "learning",
+            "learning_results",
             ([300, 900], [[f"{OLD}@300", f"{PEER}@900"]], [f"{OLD}*", PEER]),
         ),
-        ("learning", "learning-epyc", "learning", (BUDGETS, CLAIMS, ["*"])),
+        ("learning", "learning-epyc", "learning_results", (BUDGETS, CLAIMS, ["*"])),
         (
             "learning",
             "learning-bert",
-            "learning",
+            "learning_results",
             ([300, 850], [["nano as a BERT@300", "bert@300"], ["nano as a BERT@300", "modernbert@300"]], ["*"]),
         ),
         ("finetuning_table", "finetuning", "finetuning", ()),
