@@ -5,8 +5,8 @@
     python benchmarks/levers.py render [--into docs/learning_results.md]
 
 A run has as many steps as in docs/learning_results.md (`nano` 898, `tiny` 204), one thread, and the precision that the
-recipe has on this machine. All runs are scored on the same fixed masks of unseen books. Runs in the results file are not
-repeated.
+recipe has on this machine. All runs are scored on the same fixed masks of unseen books. Runs in the results file are
+not repeated.
 
 The recipe that all levers are compared with has Muon on whole matrices and at a constant rate; the recipes of today
 have it on each head and at a rate that falls. A lever that the package does not have replaces functions of it for the

@@ -6,9 +6,9 @@
 
 All runs have the recipe `tiny` with the size named, each with a schedule of its own length, one thread, and seed 1. A
 step has 16 rows in place of 32, and so 0.7 of the learning rates (docs/learning_results.md, "Rates and rows"); the
-results also have runs at the full rates. All are scored on the same fixed masks of unseen books. The smallest size runs in float32,
-the others in the precision that the recipe has on this machine. Runs in the results file are not repeated; the cheapest
-come first.
+results also have runs at the full rates. All are scored on the same fixed masks of unseen books. The smallest size runs
+in float32, the others in the precision that the recipe has on this machine. Runs in the results file are not repeated;
+the cheapest come first.
 
 The law is that of Hoffmann et al. 2022 (https://arxiv.org/abs/2203.15556): L = E + A / N^a + B / T^b for N weights
 beside the embeddings and T tokens, fitted to the logarithm of the loss by least squares: of the better rates for each
