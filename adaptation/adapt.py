@@ -14,6 +14,7 @@ a stop, the same command resumes and gives the same weights.
 
 import json
 import math
+import re
 import shutil
 import time
 from collections import Counter
@@ -56,7 +57,7 @@ from ..utils.output import outliving_readers
 from ..utils.output_folders import folder_stays, remove_written
 from ..utils.processes import launched_processes
 from ..utils.progress_bar import quiet
-from ..utils.tokenizer_files import save_tokenizer
+from ..utils.tokenizer_files import OLD_SPECIAL_TOKENS, save_tokenizer
 from ..utils.untrusted import read_json_object
 from .arguments import (
     ADAPTATION_FILES,
@@ -425,7 +426,7 @@ class Adaptation:
         parts = before.get("seconds_before", 0) + trained["train_runtime"] + time.monotonic() - begun
         results["seconds"] = max(time.monotonic() - self.begun, parts)
         torch.nn.Module.to(model, "cpu")
-        with disk_errors(target), whole_files(target, replacing=[WEIGHTS]) as partial:
+        with disk_errors(target), whole_files(target, replacing=[WEIGHTS, re.escape(OLD_SPECIAL_TOKENS)]) as partial:
             with quiet():
                 if self.trained.model_type == "clozebert":
                     model.save_pretrained(partial)

@@ -28,9 +28,9 @@ class Mixture:
         ValueError: a corpus is empty, or the weights are not one positive number per corpus.
     """
 
-    def __init__(self, places: str | Path | Sequence[str | Path], weights: Sequence[float] = ()) -> None:
+    def __init__(self, places: str | Path | Sequence[str | Path], weights: Sequence[float] | None = None) -> None:
         places = [places] if isinstance(places, str | Path) else places
-        weights = list(weights)
+        weights = [] if weights is None else list(weights)
         if weights:
             check_weights(weights, len(places), name="corpus_weights")
         self.corpora = [_open_train(place) for place in places]

@@ -3,8 +3,6 @@
 The hash is the finaliser of splitmix64 (Steele, Lea and Flood, 2014), vectorised over numpy arrays.
 """
 
-import operator
-
 import numpy as np
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -32,7 +30,7 @@ def derive(*values: int) -> int:
     """A 64-bit key from several integers; it depends on their order."""
     key = 0
     for value in values:
-        key = int(fold(key, operator.index(value) % 2**64))
+        key = int(fold(key, int(value) % 2**64))
     return key
 
 

@@ -5,7 +5,6 @@ A corpus of token ids instead of text (DNA, events, logs) has a minimal tokenize
 
 import hashlib
 import json
-import operator
 import re
 import unicodedata
 import warnings
@@ -92,7 +91,7 @@ def train_tokenizer(
     tokenizer.post_processor = processors.Sequence([*trims, _template(tokenizer)])
     # If a space belongs to the token after it, the mask token absorbs the space before it: "a [MASK] b" hides " word".
     mask = AddedToken(SPECIAL_TOKENS["mask_token"], lstrip=algorithm != "wordpiece", special=True, normalized=False)
-    stated = {} if model_max_length is None else {"model_max_length": operator.index(model_max_length)}
+    stated = {} if model_max_length is None else {"model_max_length": int(model_max_length)}
     return _pretrained(tokenizer, mask_token=mask, **stated)
 
 

@@ -30,7 +30,7 @@ from .sequence_task import (
     write_whole_numbers_alike,
 )
 from .tables import Table, collect, find_columns, good_rows, read_table, refuse_rejected_rows
-from .tagged_files import TAG_FIELDS, WORD_FIELDS, read_tagged_file, sentences_of_table
+from .tagged_files import TAG_FIELDS, WORD_FIELDS, are_words, read_tagged_file, sentences_of_table
 from .tags import detect_scheme, to_iob2
 from .tasks import Task
 from .token_task import TokenTask, make_token_task
@@ -216,14 +216,14 @@ def _are_hidden(labels: Iterable[Any]) -> bool:
 
 
 def _hides_tags(table: TableFile, tag_column: str | None) -> bool:
-    """Whether a split holds sentences of words, and no word has a tag."""
-    fields = TAG_FIELDS if tag_column is None else (tag_column,)
-    for row in good_rows(table):
-        has_words = any(row.values.get(name) is not None for name in WORD_FIELDS)
-        tags = next((row.values[name] for name in fields if name in row.values), None)
-        if not (has_words and _are_hidden(tags or [])):
+    """Whether a split holds sentences of words with a field for their tags, and no word has one."""
+    fields, num_rows = TAG_FIELDS if tag_column is None else (tag_column,), 0
+    for num_rows, row in enumerate(good_rows(table), start=1):  # noqa: B007
+        field = next((name for name in fields if name in row.values), None)
+        has_words = any(are_words(row.values.get(name)) for name in WORD_FIELDS)
+        if field is None or not has_words or not _are_hidden(row.values[field] or []):
             return False
-    return True
+    return num_rows > 0
 
 
 def _choose(groups: list[list[int]], examples: list[Any]) -> set[int]:

@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -19,8 +20,8 @@ from ..utils.errors import MissingPackageError, UserError, first_line
 from ..utils.files import WEIGHTS, whole_files
 from ..utils.hub_names import is_hub_name
 from ..utils.input_length import longest_input
-from ..utils.tokenizer_files import VOCABULARY_FILES, save_tokenizer
-from ..utils.untrusted import check_model_folder
+from ..utils.tokenizer_files import OLD_SPECIAL_TOKENS, VOCABULARY_FILES, save_tokenizer
+from ..utils.untrusted import ADAPTER_NAME, check_model_folder
 from .tasks import Task
 
 DEFAULT_DROPOUT = 0.1
@@ -65,7 +66,7 @@ def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
     folder = Path(name_or_path)
     if folder.is_dir() and not (folder / "config.json").is_file():
         hint = "give the folder of a whole model"
-        if (folder / "adapter_config.json").is_file():
+        if (folder / ADAPTER_NAME).is_file():
             hint = "it is an adapter; a finished run of --lora_rank leaves a whole model in its --output_dir"
         elif models := sorted(str(path.parent) for path in folder.glob("*/config.json")):
             hint = f"give a folder of a model, such as {models[0]}"
@@ -494,6 +495,6 @@ def save_classifier(model: Any, tokenizer: Any, folder: str) -> None:
     if hasattr(model, "merge_and_unload"):
         model = model.merge_and_unload()
     model.config.update(model.dropout_before)  # dropout was for training only
-    with whole_files(Path(folder), replacing=[WEIGHTS]) as new:
+    with whole_files(Path(folder), replacing=[WEIGHTS, re.escape(OLD_SPECIAL_TOKENS)]) as new:
         model.save_pretrained(new)
         save_tokenizer(tokenizer, new)

@@ -48,8 +48,8 @@ def check_search(arguments: Any) -> list[str]:
 def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
     """Train with one setting after another; returns the flags of the best. DIR/hyperparameter_search.json lists all.
 
-    The first trial uses the defaults and trains exactly as a run without a search. A trial is judged by its last
-    evaluation. A resumed run goes on after the last trial that ended, or does not search again.
+    The first trial uses the defaults and trains exactly as a run without a search. A trial is judged by its best
+    evaluation, as a run keeps that. A resumed run goes on after the last trial that ended, or does not search again.
 
     Raises:
         UserError: see `check_search`; or the search of a resumed run was one with other data or flags.
@@ -156,7 +156,7 @@ def _make_study(
 ) -> tuple[Any, dict[str, Any]]:
     """A study that begins with the defaults or, in a resumed search, after the trials that have ended.
 
-    If there are only a few settings, each is tried once.
+    Where no learning rate is drawn, no setting is tried twice.
 
     Returns:
         the study, and the options by which Trainer finds it.
@@ -168,13 +168,6 @@ def _make_study(
     sampler = optuna.samplers.TPESampler(seed=(run.seed + len(trials)) % (1 << 32))
     options: dict[str, Any] = {"study_name": STUDY, "storage": optuna.storages.InMemoryStorage(), "sampler": sampler}
     study = optuna.create_study(**options, direction="maximize")
-    ended = [{name: trial[name] for name in distributions} for trial in trials]
-    to_try = _all_settings(run, distributions)
-    if to_try is None:
-        to_try = [_defaults(run, distributions)]
-    for one in to_try:
-        if one not in ended:
-            study.enqueue_trial(one)
     for trial in trials:
         study.add_trial(
             optuna.trial.create_trial(
@@ -185,13 +178,29 @@ def _make_study(
                 intermediate_values={int(step): value for step, value in trial["evaluations"].items()},
             )
         )
+    ended = [{name: trial[name] for name in distributions} for trial in trials]
+    for setting in _all_settings(run, distributions) or [_defaults(run, distributions)]:
+        if setting not in ended:
+            study.enqueue_trial(setting)
     return study, options
 
 
-def _objective(metrics: dict[str, float]) -> float:
-    """The number that a trial is judged by. Optuna takes NaN for a failed trial, and infinity for a good one."""
-    found = metrics[f"eval_{SELECTION}"]
-    return found if math.isfinite(found) else math.nan
+class _Objective:
+    """The number that a trial is judged by: that of its best evaluation.
+
+    It is NaN from the first one on that is not finite: optuna takes NaN for a failed trial, infinity for a good one.
+    """
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self.best = -math.inf
+
+    def __call__(self, metrics: dict[str, float]) -> float:
+        found = metrics[f"eval_{SELECTION}"]
+        self.best = max(self.best, found) if math.isfinite(found) and not math.isnan(self.best) else math.nan
+        return self.best
 
 
 def _ended(study: Any) -> list[dict[str, Any]]:
@@ -220,6 +229,7 @@ def _make_trials(
     import optuna
 
     said: set[int] = set()
+    objective = _Objective()
 
     def space(trial: Any) -> dict[str, Any]:
         values = {
@@ -235,6 +245,7 @@ def _make_trials(
         return values
 
     def load_model() -> Any:
+        objective.begin()
         model = run.load_model()
         set_seed(run.seed)  # the same dropout as in a run without a search, whose Trainer is made after its model
         return model
@@ -246,7 +257,7 @@ def _make_trials(
     try:
         trainer.hyperparameter_search(
             hp_space=space,
-            compute_objective=_objective,
+            compute_objective=objective,
             n_trials=number,
             direction="maximize",
             backend="optuna",

@@ -171,7 +171,7 @@ def _label_name(value: Any, where: str, column: str) -> str:
         raise UserError(
             f"{where}: the label (column {column!r}) is missing ({in_short(value)}); fill it or remove the row"
         )
-    if isinstance(value, (float, Decimal)) and float(value).is_integer():
+    if isinstance(value, (float, Decimal)) and math.isfinite(value) and value == int(value):
         value = int(value)  # Parquet gives a column of class numbers with missing values as 1.0
     return str(value).strip()
 

@@ -271,7 +271,7 @@ def _sentence_of_row(row: Row, tag_column: str | None, with_tags: bool, *, table
     record, where = row.values, table.where(row.line)
     if with_tags:
         refuse_rejected(record.get("answer"), where)
-    word_field = next((name for name in WORD_FIELDS if _are_words(record.get(name))), None)
+    word_field = next((name for name in WORD_FIELDS if are_words(record.get(name))), None)
     if word_field is not None:
         words = _words_of(record, word_field, where)
         tags = _tags_of(record, word_field, tag_column, where) if with_tags else None
@@ -288,7 +288,7 @@ def _sentence_of_row(row: Row, tag_column: str | None, with_tags: bool, *, table
     return sentence_of_text(text, spans if with_tags else None, source=table.source, line=row.line, unit=table.unit)
 
 
-def _are_words(value: Any) -> bool:
+def are_words(value: Any) -> bool:
     """Whether a field may hold words. Prodigy has objects there, beside text and spans."""
     return isinstance(value, (list, tuple)) and not (value and isinstance(value[0], dict))
 

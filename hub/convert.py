@@ -7,6 +7,7 @@ The tables in `natives` map tensors and fields.
 
 import itertools
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterable
 from functools import partial
@@ -24,6 +25,7 @@ from ..utils.errors import UserError
 from ..utils.files import WEIGHTS, disk_errors, whole_files
 from ..utils.output_folders import check_output_dir
 from ..utils.progress_bar import quiet
+from ..utils.tokenizer_files import OLD_SPECIAL_TOKENS
 from ..utils.weights import fill, is_untied, make_empty
 from .card import CARD_NAME, write_card
 from .convert_config import choose_architecture, config_from_native, config_to_native, warn_of_dynamic_rope
@@ -258,8 +260,7 @@ def convert_folder(
         del ours
     target = Path(directory)
     check_place()  # another program may have written there in the meantime
-    # transformers would take the special tokens from an old file in place of the tokenizer's own.
-    outdated = [WEIGHTS, *([r"special_tokens_map\.json"] if has_tokenizer(folder) else [])]
+    outdated = [WEIGHTS, *([re.escape(OLD_SPECIAL_TOKENS)] if has_tokenizer(folder) else [])]
     with disk_errors(target), whole_files(target, replacing=outdated) as new:
         with quiet():
             converted.save_pretrained(new)

@@ -66,10 +66,11 @@ def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Pat
             raise
         raise UserError(f"no folder {name}, and it cannot be fetched from the Hub: {reason}") from None
     check_model_folder(folder, allow_pickle=allow_pickle)
-    if constants.HF_HUB_OFFLINE and not has_tokenizer(folder):
+    reads_images = read_config(folder).get("image_size") is not None
+    if constants.HF_HUB_OFFLINE and not has_tokenizer(folder) and not reads_images:
         warnings.warn(
             f"HF_HUB_OFFLINE is set, and the cache holds no tokenizer of {name}, and perhaps not its card and licence: "
-            "fetch the whole model first where they are needed",
+            "unset it once to fetch them",
             stacklevel=2,
         )
     return folder

@@ -21,21 +21,20 @@ from ..modeling.bundle import write_code
 from ..utils.errors import UserError
 from ..utils.files import WEIGHTS
 from ..utils.hub_names import is_hub_name
+from ..utils.tokenizer_files import OLD_SPECIAL_TOKENS
 from ..utils.untrusted import ADAPTER_NAME
 from .card import CARD_NAME, is_ours
 from .fingerprint import FILE_NAME as FINGERPRINT_NAME
 from .fingerprint import find_differences, read_fingerprint
 from .hub_errors import hub_errors
+from .processors import has_tokenizer
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 # Files that a push deletes if it has none of that name: weights in other shards, the ONNX forms (int8 once had another
-# name), the pickles that Trainer pushes, and special tokens that transformers 4 wrote and that would replace those of
-# the tokenizer. So are the files that the fingerprint of the last push lists.
-_OURS = re.compile(
-    rf"{WEIGHTS}|training_args\.bin|special_tokens_map\.json|onnx/model(_quantized|_int8)?\.onnx(\.data)?"
-)
+# name), and the pickles that Trainer pushes. So are the files that the fingerprint of the last push lists.
+_OURS = re.compile(rf"{WEIGHTS}|training_args\.bin|onnx/model(_quantized|_int8)?\.onnx(\.data)?")
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,17 @@ def check_access(repo_id: str, *, public: bool, revision: str | None = None) -> 
 
     api = HfApi(library_name="clozebert")
     with hub_errors(repo_id):
-        if api.whoami().get("auth", {}).get("accessToken", {}).get("role") == "read":
-            raise UserError("the token for the Hub may only read: make one that may write, and run `hf auth login`")
+        token = (api.whoami().get("auth") or {}).get("accessToken") or {}
+        if token.get("role") == "read":
+            raise UserError(
+                "the token for the Hub may only read: make one that may write, and run `hf auth login`, or set HF_TOKEN"
+            )
         if api.repo_exists(repo_id):
             if not public:
                 _refuse_public(api, repo_id)
-            if api.file_exists(repo_id, ADAPTER_NAME, revision=revision):
+            branches = {branch.name for branch in api.list_repo_refs(repo_id).branches}
+            there = revision if revision in branches else None  # a new branch begins from main
+            if api.file_exists(repo_id, ADAPTER_NAME, revision=there):
                 _refuse_adapter(repo_id)
 
 
@@ -113,6 +117,8 @@ def push_folder(
             _refuse_adapter(repo_id)
         kept, pushed, reasons = _compare(api, folder, repo_id, head, set(before))
         outdated = {name for name in before if name in pushed or _OURS.fullmatch(name)}
+        if has_tokenizer(folder):
+            outdated |= {OLD_SPECIAL_TOKENS} & set(before)
         commit = _commit(api, folder, repo_id, head, revision, message, kept=kept, outdated=outdated)
         after = before if commit == head else _hashes(api, repo_id, commit)
     uploaded = sorted(name for name in after if after[name] != before.get(name))

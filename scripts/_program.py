@@ -2,7 +2,6 @@
 
 import atexit
 import gc
-import glob
 import io
 import json
 import os
@@ -131,12 +130,8 @@ def read_file(name: str, file: str) -> str:
     return read_text(path).strip()
 
 
-def check_output_file(output_file: str | None, *, inputs: Sequence[str] = ()) -> None:
-    """Check before any work that `write_results` can write there.
-
-    Args:
-        inputs: files, folders and glob patterns that are read; the output may replace none of these files.
-    """
+def check_output_file(output_file: str | None) -> None:
+    """Check before any work that `write_results` can write there."""
     if output_file is None:
         return
     path = Path(output_file)
@@ -148,8 +143,13 @@ def check_output_file(output_file: str | None, *, inputs: Sequence[str] = ()) ->
         raise UserError(f"--output_file={output_file!r} is a device or a pipe: name a file")
     if closed := closed_place(path.absolute().parent):
         raise UserError(f"--output_file={output_file!r}: {closed} is not a folder to which you may write")
-    read = [Path(found).resolve() for place in inputs for found in (glob.glob(place, recursive=True) or [place])]
-    if path.exists() and any(path.resolve().is_relative_to(place) for place in read):
+
+
+def refuse_replacing(output_file: str | None, files: Iterable[Path]) -> None:
+    """Raise if the results would replace one of the files that are read."""
+    if output_file is None or not os.path.exists(output_file):
+        return
+    if any(os.path.samefile(output_file, file) for file in files):
         raise UserError(f"--output_file={output_file!r} is one of the files that are read: name another one")
 
 
@@ -202,18 +202,24 @@ def run(main: Callable[[], Any]) -> NoReturn:
         raise
 
 
+def _check_folders(wants_help: bool) -> None:
+    """Exit if the current folder is gone or there is none for temporary files: libraries ask for both, unnamed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        exit_with_error("the folder that you are in was deleted: go to another one, or to the new one of that name")
+    try:
+        _ = wants_help or tempfile.gettempdir()
+    except FileNotFoundError:
+        exit_with_error("there is no folder for temporary files: set TMPDIR to one to which you may write")
+
+
 def _run(main: Callable[[], Any]) -> NoReturn:
     from clozebert.utils.memory import keep_freed_memory
 
     _replace_closed_streams()
-    try:
-        os.getcwd()
-    except FileNotFoundError:  # libraries ask for it, and give no name
-        exit_with_error("the folder that you are in was deleted: go to another one, or to the new one of that name")
-    try:
-        tempfile.gettempdir()
-    except FileNotFoundError:
-        exit_with_error("there is no folder for temporary files: set TMPDIR to one to which you may write")
+    wants_help = not {"-h", "--help"}.isdisjoint(sys.argv)
+    _check_folders(wants_help)
     keep_freed_memory()
     # Line buffering for files and pipes, too, where Python would buffer thousands of characters. A character that the
     # terminal's encoding lacks is escaped, as on stderr: what is shown of a text must not end a program.
@@ -221,7 +227,7 @@ def _run(main: Callable[[], Any]) -> NoReturn:
         sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     # Skips Python's last garbage collection, which takes most of a second for the objects of torch and transformers.
     atexit.register(gc.freeze)
-    if sys.stderr.isatty() and not {"-h", "--help"} & set(sys.argv):
+    if sys.stderr.isatty() and not wants_help:
         # A sign of life: importing torch and transformers takes seconds.
         print("loading …", file=sys.stderr, flush=True)
     warnings.formatwarning = _format_warning

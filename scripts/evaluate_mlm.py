@@ -8,6 +8,7 @@ The scores are loss and accuracy on frozen masks, pseudo-perplexity, and the sha
 model gets right. The model may be any that `AutoModelForMaskedLM` loads.
 """
 
+import contextlib
 import dataclasses
 import tempfile
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from clozebert.corpus.readers.reading_flags import ReadingFlags
-from clozebert.scripts._program import check_output_file, open_input, parse, run, write_results
+from clozebert.scripts._program import check_output_file, open_input, parse, refuse_replacing, run, write_results
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError, check_at_least
 from clozebert.utils.files import temporary_disk_errors
@@ -91,7 +92,7 @@ class EvaluationArguments(ReadingFlags):
 def main(argv: Sequence[str] | None = None) -> None:
     """Score, print a table, write JSON."""
     arguments = parse(EvaluationArguments, argv, doc=__doc__, verb="evaluate", first="model_name_or_path")
-    check_output_file(arguments.output_file, inputs=[*arguments.input, *arguments.blimp])
+    check_output_file(arguments.output_file)
     with memory_errors(f"lower per_device_eval_batch_size={arguments.per_device_eval_batch_size}"):
         results = evaluate(arguments)
     print("\n".join(score_table(results)))
@@ -108,6 +109,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     from clozebert.training.reporting.doctor import survey
     from clozebert.training.scoring import (
         check_lengths,
+        files_of_pairs,
         load_masked_lm,
         precision_of,
         read_minimal_pairs,
@@ -136,6 +138,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
             )
     corpus = None if arguments.corpus is None else _open(arguments.corpus, arguments.split, tokenizer)
     reader = open_input(arguments) if arguments.input else None
+    refuse_replacing(arguments.output_file, [*(reader.files if reader else []), *files_of_pairs(arguments.blimp)])
     device = find_device(use_cpu=arguments.use_cpu)
     precision = choose_precision(arguments.mixed_precision, device)
     model = load_masked_lm(arguments.model_name_or_path, device=device, trust_remote_code=arguments.trust_remote_code)
@@ -150,10 +153,11 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     begun = time.perf_counter()
     bars = StageBars(unit="")
     # Windows does not delete files that are still mapped, and an error would hide the one that came before.
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, precision_of(device, precision):
+    with contextlib.ExitStack() as temporary, precision_of(device, precision):
         if reader is not None:
-            with temporary_disk_errors():
-                corpus = _prepare(reader, tokenizer, folder)
+            temporary.enter_context(temporary_disk_errors())
+            folder = temporary.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+            corpus = _prepare(reader, tokenizer, folder)
             if reader.bad_texts:
                 results["documents_left_out"] = reader.bad_texts
         if corpus is not None:

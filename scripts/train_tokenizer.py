@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments.output_dir,
         overwrite=arguments.overwrite_output_dir,
         written=TOKENIZER_FILES,
+        holds_model=False,
         inputs=[("input", place) for place in arguments.input],
     )
     check_place()

@@ -48,6 +48,17 @@ def test_the_site_holds_every_page_and_asks_no_other_server(site: Path) -> None:
             assert (page.parent / picture).exists(), (page, picture)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_blank_line_stands_before_each_table(page: Path) -> None:
+    """Without it, the site shows its signs as they are."""
+    lines = page.read_text("utf-8").splitlines()
+    heads = [number for number, line in enumerate(lines) if re.match(r"\| ?-{3}", line)]
+    # A comment marks where a script writes the table.
+    assert [
+        lines[number - 2] for number in heads if lines[number - 2].strip() and "<!--" not in lines[number - 2]
+    ] == []
+
+
 def test_the_reference_shows_every_public_name(site: Path) -> None:
     import clozebert
     from clozebert import corpus, hub, training

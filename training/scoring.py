@@ -107,13 +107,11 @@ def _pieces(corpus: Corpus, document: int, max_seq_length: int) -> Iterator[list
         yield [corpus.cls_token_id, *ids[first : first + capacity], corpus.sep_token_id]
 
 
-def read_minimal_pairs(paths: Sequence[str | Path]) -> Paradigms:
-    """Minimal pairs from JSON-lines files, or from folders of them, in the form of BLiMP (Warstadt et al. 2020).
-
-    Each line holds `sentence_good` and `sentence_bad`. A file is one paradigm, named after its `UID` or the file.
+def files_of_pairs(paths: Sequence[str | Path]) -> list[Path]:
+    """The JSON-lines files among `paths`, and those in the folders among them.
 
     Raises:
-        ValueError: a path that holds no pairs, or a line that is not a pair.
+        UserError: a path does not exist, or a folder has none.
     """
     files: list[Path] = []
     for path in map(Path, paths):
@@ -123,8 +121,19 @@ def read_minimal_pairs(paths: Sequence[str | Path]) -> Paradigms:
         if not found:
             raise UserError(f"--blimp: {path} holds no .jsonl file")
         files += found
+    return files
+
+
+def read_minimal_pairs(paths: Sequence[str | Path]) -> Paradigms:
+    """Minimal pairs from JSON-lines files, or from folders of them, in the form of BLiMP (Warstadt et al. 2020).
+
+    Each line holds `sentence_good` and `sentence_bad`. A file is one paradigm, named after its `UID` or the file.
+
+    Raises:
+        ValueError: a path that holds no pairs, or a line that is not a pair.
+    """
     paradigms: Paradigms = {}
-    for file in files:
+    for file in files_of_pairs(paths):
         name, pairs, table = file.stem, [], open_table(file)
         for row in table.rows():
             if isinstance(row, BadText):

@@ -30,6 +30,7 @@ def check_output_dir(
     inputs: Iterable[tuple[str, str | Path | None]] = (),
     name: str = "output_dir",
     way_out: str = "give --overwrite_output_dir or another folder",
+    holds_model: bool = True,
 ) -> None:
     """Refuse an output folder that is not empty, unless `overwrite` is set.
 
@@ -40,6 +41,7 @@ def check_output_dir(
         inputs: the files and folders that the program is going to read, as pairs of flag and path.
         name: the flag that names the folder.
         way_out: what the user can do instead, for the message.
+        holds_model: whether a model is written there; an adapter of PEFT may then not lie there.
 
     Raises:
         ExistingFileError: it is a file, a folder that is not empty or holds an adapter, or in use by another program.
@@ -58,7 +60,7 @@ def check_output_dir(
         raise ExistingFileError(f"{name}={directory} is a file: give a folder")
     if closed := closed_place(folder):  # now, and not after hours of work
         raise UserFileError(f"{name}={directory}: {closed} is not a folder to which you may write; give another folder")
-    _refuse_adapter(folder, name)
+    _refuse_adapter(folder, name, holds_model=holds_model)
     if folder.is_symlink() and not folder.exists():
         raise ExistingFileError(f"{name}={directory} is a link to a path that does not exist: give a folder")
     # Half-written folders may be removed if their program was killed, but not if a running program has locked them.
@@ -73,8 +75,8 @@ def check_output_dir(
         raise ExistingFileError(f"{name}={directory} is not empty; {way_out}")
 
 
-def _refuse_adapter(folder: Path, name: str) -> None:
-    if os.path.isfile(folder / ADAPTER_NAME):
+def _refuse_adapter(folder: Path, name: str, *, holds_model: bool) -> None:
+    if holds_model and os.path.isfile(folder / ADAPTER_NAME):
         raise ExistingFileError(
             f"{name}={folder} holds {ADAPTER_NAME}, an adapter of PEFT, and transformers would apply it to a model "
             "that is saved there: give another folder"

@@ -12,7 +12,7 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 def in_short(value: Any) -> str:
     """`repr(value)`, cut to 80 characters: a cell of a person's file may hold the whole file."""
     text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}…"
+    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def in_cell(text: str) -> str:

@@ -54,7 +54,8 @@ class Preparation:
         Those of one part, if its number is given.
         """
         inputs = [("input", place) for place in [*self.input, *(self.validation_input or [])]]
-        check_output_dir(self.output_dir, overwrite=self.overwrite_output_dir, written=CORPUS_FILES, inputs=inputs)
+        options: dict[str, Any] = {"overwrite": self.overwrite_output_dir, "written": CORPUS_FILES, "inputs": inputs}
+        check_output_dir(self.output_dir, holds_model=False, **options)
         readers = readers_in_order(self._common["reader"], self._common["validation_reader"], self.deduplicate)
         if part is not None and num_parts is not None:
             readers = cut(readers, part=part, num_parts=num_parts)

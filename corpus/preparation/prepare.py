@@ -4,6 +4,7 @@ One process reads and writes, the others tokenize. The output does not depend on
 machines, reading and tokenizing is split into parts; merging the parts writes the same bytes.
 """
 
+import contextlib
 import hashlib
 import multiprocessing
 import os
@@ -99,7 +100,7 @@ def prepare(
         run = _MergeOfParts(
             readers, folders=[part_folder(folder, part, num_parts) for part in range(num_parts)], **options
         )
-    check_output_dir(folder, overwrite=overwrite, written=CORPUS_FILES)
+    check_output_dir(folder, overwrite=overwrite, written=CORPUS_FILES, holds_model=False)
     with whole_files(folder, replacing=CORPUS_FILES) as building:
         # Documents are held out if their digest is below this string: a share `fraction` of all possible digests.
         manifests = run.write(building, int(fraction * 2**64).to_bytes(8, "big") if fraction else b"")
@@ -259,9 +260,10 @@ class Run:
 
         # In a file: a process that is started gets its arguments through a pipe, and one that dies at once leaves
         # whoever writes more into it than it holds waiting for ever.
-        with tempfile.TemporaryDirectory() as folder:
-            tokenizer_file = Path(folder, "tokenizer.json")
+        with contextlib.ExitStack() as temporary:
             with temporary_disk_errors():
+                folder = temporary.enter_context(tempfile.TemporaryDirectory())
+                tokenizer_file = Path(folder, "tokenizer.json")
                 tokenizer_file.write_text(self.tokenizer_json, encoding="utf-8")
             encoded_chunks = ordered_map(
                 _encode_chunk,

@@ -5,6 +5,7 @@ import errno
 import json
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -142,7 +143,7 @@ def test_no_room_for_temporary_files(
     monkeypatch.setattr(Path, "write_text", fill)
     reader = Reader([write_lines(tmp_path / "a.jsonl", ["one", "two"])])
     with pytest.raises(
-        UserError, match=rf"{tempfile.gettempdir()} cannot be written .*: free some space there, or set"
+        UserError, match=rf"{re.escape(tempfile.gettempdir())} cannot be written .*: free some space there, or set"
     ):
         prepare(reader, tokenizer=tokenizer, output_dir=tmp_path / "out", num_processes=1)
 

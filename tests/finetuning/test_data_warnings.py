@@ -4,10 +4,13 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from clozebert.corpus.readers.table_file import Row
+from clozebert.finetuning import data as data_module
 from clozebert.finetuning.arguments import PredictionArguments, SequenceArguments, TokenArguments
 from clozebert.finetuning.data import read_data
 from clozebert.finetuning.predict import predict
@@ -90,6 +93,20 @@ def test_a_test_split_with_hidden_tags_is_left_out(
     given = TokenArguments(model_name_or_path="m", dataset_name=str(tmp_path / "data"), output_dir=str(tmp_path / "o"))
     assert set(read_data(given, None).splits) == {"train", "validation"}
     assert "data (test): left out, as its labels are hidden\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("rows", "number"),
+    [
+        ({"text": "the film", "tokens": [{"text": "the"}], "spans": [{"start": 4, "end": 8, "label": "X"}]}, 1),
+        ({"tokens": ["the", "film"], "gold": ["O", "B-X"]}, 1),
+        ({}, 0),
+    ],
+)
+def test_a_test_split_of_another_form_is_not_taken_for_hidden(rows: dict[str, Any], number: int) -> None:
+    """As Prodigy writes it; with the tags in a column of another name, which is an error that names it; empty."""
+    table = SimpleNamespace(source="data (test)", rows=lambda: [Row(line, rows) for line in range(number)])
+    assert not data_module._hides_tags(table, None)
 
 
 @pytest.mark.parametrize("label", ["x" * 5000, list(range(5000))])

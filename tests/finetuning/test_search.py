@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from clozebert.finetuning.models import load_auto_tokenizer, load_config
 from clozebert.finetuning.reports import write_json
 from clozebert.finetuning.resume import settings_of
 from clozebert.finetuning.run import FinetuningRun, finetune
+from clozebert.finetuning.search import _Objective
 from clozebert.finetuning.trainer import FinetuningTrainer
 from clozebert.utils.errors import UserError
 
@@ -47,9 +49,9 @@ def test_a_search_tries_settings_and_trains_with_the_best(
     settings = json.loads((output / "finetuning_settings.json").read_text())
     assert settings["learning_rate"] == search["best"]["learning_rate"]
     assert settings["per_device_train_batch_size"] == search["best"]["per_device_train_batch_size"]
-    # the same seed and settings as that trial, so its score; the run keeps its best evaluation, a trial its last
+    # the same seed and settings as that trial, so its score
     score = results[f"eval_{metric}"] if metric == "accuracy" else -results[f"eval_{metric}"]
-    assert score >= best["value"] - 1e-4
+    assert score == pytest.approx(best["value"], abs=1e-4)
     assert not list(output.glob("run-*"))
     # continued, it does not search again
     again = arguments_of(
@@ -113,6 +115,26 @@ def test_a_few_settings_are_tried_once_each(
     assert sizes[0] == search["defaults"]["per_device_train_batch_size"]
     # Nothing is learned at this rate: the second evaluation is no better than the first.
     assert [len(trial["evaluations"]) for trial in search["trials"] if trial["state"] == "complete"] == [2] * 3
+    # As if it had been killed after the first trial.
+    del search["best"]
+    first, *_ = search["trials"]
+    (tmp_path / "again").mkdir()
+    write_json(tmp_path / "again" / "hyperparameter_search.json", {**search, "trials": [first]})
+    flags["resume_from_checkpoint"] = "latest"
+    finetune(arguments_of("single", data["single"], models["bert"], tmp_path / "again", **flags))
+    again = json.loads((tmp_path / "again" / "hyperparameter_search.json").read_text())["trials"]
+    assert again[0] == first
+    assert [trial["per_device_train_batch_size"] for trial in again] == sizes
+    assert "trial 1: " in (said := capsys.readouterr().out)
+    assert "trial 0: " not in said
+
+
+def test_a_trial_is_judged_by_its_best_evaluation() -> None:
+    objective = _Objective()
+    assert [objective({"eval_selection": score}) for score in (0.5, 0.8, 0.7)] == [0.5, 0.8, 0.8]
+    objective.begin()
+    assert objective({"eval_selection": 0.6}) == 0.6
+    assert all(math.isnan(objective({"eval_selection": score})) for score in (math.inf, 0.9))
 
 
 def test_a_search_in_which_every_trial_diverges_can_be_begun_again_with_a_lower_rate(

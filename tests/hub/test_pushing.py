@@ -127,23 +127,27 @@ def test_scores_and_forms_for_servers_of_another_model_go(saved, hub, unverified
     assert not forms & set(hub.files("org/name"))
 
 
-def test_special_tokens_that_transformers_4_wrote_go(saved, hub, unverified):
+def test_special_tokens_that_transformers_4_wrote_go(saved, hub, unverified, tmp_path):
     huggingface_hub.HfApi().create_repo("org/old", private=True)
     hub.edit("org/old", "special_tokens_map.json", b'{"cls_token": "a", "sep_token": "b", "mask_token": "c"}')
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "notes.txt").write_text("no tokenizer")
+    assert push_folder(tmp_path / "alone", "org/old").deleted == []
     assert publish(saved, "org/old").push.deleted == ["special_tokens_map.json"]
 
 
-@pytest.mark.parametrize("branch", ["main", "other"])
-def test_a_repository_with_an_adapter_is_refused_before_work(saved, hub, monkeypatch, branch):
-    """transformers would apply it to the model: its answers were others."""
+@pytest.mark.parametrize("revision", [None, "there", "new"])
+def test_a_repository_with_an_adapter_is_refused_before_work(saved, hub, monkeypatch, revision):
+    """transformers would apply it to the model: its answers were others. A new branch begins from main."""
     api = huggingface_hub.HfApi()
     api.create_repo("org/adapter", private=True)
-    api.create_branch("org/adapter", branch=branch, exist_ok=True)
-    hub.edit("org/adapter", "adapter_config.json", b"{}", branch=branch)
+    api.create_branch("org/adapter", branch="there")
+    hub.edit("org/adapter", "adapter_config.json", b"{}", branch="there" if revision == "there" else "main")
     monkeypatch.setattr(publishing, "complete_folder", None)  # it is not called
-    shown = message_of(lambda: publish(saved, "org/adapter", revision=None if branch == "main" else branch))
+    shown = message_of(lambda: publish(saved, "org/adapter", revision=revision))
     assert "org/adapter holds adapter_config.json" in shown
-    shown = message_of(lambda: push_folder(saved, "org/adapter", revision=branch))
+    assert "new" not in hub.repositories["org/adapter"].branches
+    shown = message_of(lambda: push_folder(saved, "org/adapter", revision=revision))
     assert "delete it there" in shown
     assert "model.safetensors" not in hub.files("org/adapter")
 

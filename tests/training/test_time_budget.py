@@ -187,6 +187,10 @@ def test_the_steps_are_counted_again_where_the_decay_begins(monkeypatch: pytest.
     assert lengths(9.0) == (64, 10, 4)
     # As planned.
     assert count_again(monkeypatch, run, pace=1.0, ends=60 + 40.5 / 0.97) is None
+    # Three steps show the pace if they take long: of 60 minutes, 30 are left, enough for two steps of ten.
+    few = arguments(max_steps=12, warmup_steps=0, lr_scheduler_type="wsd", decay_steps=6)
+    assert count_again(monkeypatch, few, pace=600.0, ends=5400.0).max_steps == 6 + 2
+    assert count_again(monkeypatch, few, pace=6.0, ends=54.0) is None
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,13 @@ def test_the_class_has_the_name_that_transformers_4_knows(tmp_path: Path) -> Non
     assert loaded.model_max_length == 7
 
 
+def test_special_tokens_that_transformers_4_wrote_go(tmp_path: Path) -> None:
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "b": 2}, unk_token="[UNK]"))
+    (tmp_path / "special_tokens_map.json").write_text('{"unk_token": "b"}')
+    save_tokenizer(PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]"), tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).unk_token == "[UNK]"
+
+
 def test_lengths_of_another_model_are_forgotten(tmp_path: Path) -> None:
     """As tokenizer.json of sentence encoders has them."""
     words = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "[PAD]": 2}, unk_token="[UNK]"))

@@ -132,10 +132,13 @@ class Deadline:
             return None
         if step == begins // 2:
             self._timed_from = step, time.monotonic()
-        if step != begins or self._timed_from is None or step - self._timed_from[0] < _LEAST_TIMED:
+        if step != begins or self._timed_from is None or self._timed_from[0] == step:
             return None
         timed_from, then = self._timed_from
-        pace = agree(time.monotonic() - then) / (step - timed_from)
+        gone = agree(time.monotonic() - then)
+        if step - timed_from < _LEAST_TIMED and gone < _MOST_SECONDS:  # a step that waited would decide alone
+            return None
+        pace = gone / (step - timed_from)
         left = agree(self.ends - time.monotonic())
         planned = arguments.num_steps - step
         fitting = max(1, math.ceil(_LEAST_DECAY * planned), int((left * (1 - _RESERVE) - self.evaluation) / pace))
