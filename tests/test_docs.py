@@ -53,10 +53,8 @@ def test_a_blank_line_stands_before_each_table(page: Path) -> None:
     """Without it, the site shows its signs as they are."""
     lines = page.read_text("utf-8").splitlines()
     heads = [number for number, line in enumerate(lines) if re.match(r"\| ?-{3}", line)]
-    # A comment marks where a script writes the table.
-    assert [
-        lines[number - 2] for number in heads if lines[number - 2].strip() and "<!--" not in lines[number - 2]
-    ] == []
+    before = [lines[number - 2] for number in heads]
+    assert [line for line in before if line.strip() and "<!--" not in line] == []  # a script's mark is a comment
 
 
 def test_the_reference_shows_every_public_name(site: Path) -> None:
