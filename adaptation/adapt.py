@@ -360,12 +360,13 @@ class Adaptation:
             spent = (time.monotonic() - self.begun + before["seconds_afterwards"]) / 60
             left = arguments.max_minutes - spent
             if left <= 0 and not (self.work / "run").is_dir():
-                # It depends on the time limit, which the user may raise now.
-                (self.work / BEFORE).unlink(missing_ok=True)
-                raise UserError(
-                    f"max_minutes={arguments.max_minutes:g} was used up before training ({spent:.1f} minutes): "
-                    f"give more, or less text with --overwrite_output_dir"
-                )
+                way_out = "give more, or less text with --overwrite_output_dir"
+                if launched_processes() > 1:  # the others may not have looked for the file yet
+                    way_out = "give more, or less text, with --prepare_only --overwrite_output_dir first"
+                else:  # it depends on the time limit, which the user may raise now
+                    (self.work / BEFORE).unlink(missing_ok=True)
+                given = f"max_minutes={arguments.max_minutes:g}"
+                raise UserError(f"{given} was used up before training ({spent:.2g} minutes): {way_out}")
             run = arguments.for_pretraining(max_minutes=max(left, 0.1), **settings)
         starts_over = " without --overwrite_output_dir" if arguments.overwrite_output_dir else ""
         goes_on_by = f"the same command{starts_over}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import hf_hub_download
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -306,14 +307,16 @@ def check_teacher(name_or_path: str, tokenizer: PreTrainedTokenizerFast, *, max_
 
 
 def differing_entries(name_or_path: str, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[int, str, str]]:
-    """Ids that are one entry of the tokenizer in a model's folder and another of the given one: id, both entries.
+    """Ids that are one entry of the tokenizer beside a model and another of the given one: id, both entries.
 
-    Either may have more entries, and may have given a name to an `[unused0]`. A folder without a tokenizer that can be
-    read says nothing.
+    Either may have more entries, and may have given a name to an `[unused0]`. A folder or a repository without a
+    tokenizer that can be read says nothing.
     """
-    place = Path(name_or_path) / "tokenizer.json"
     own: dict[str, int] = {}
     with contextlib.suppress(Exception):  # the library raises plain ones; and the run reads the given tokenizer only
+        place = Path(name_or_path) / "tokenizer.json"
+        if not Path(name_or_path).is_dir():
+            place = Path(hf_hub_download(name_or_path, "tokenizer.json"))
         own = Tokenizer.from_file(str(place)).get_vocab()
     given = {number: token for token, number in tokenizer.get_vocab().items()}
     for token, number in sorted(own.items(), key=lambda entry: entry[1]):

@@ -290,7 +290,12 @@ def test_several_processes_delete_nothing_that_was_prepared(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="would delete what was prepared for these processes: leave it out"):
         run(bert, texts / "new.txt", tmp_path / "out", overwrite_output_dir=True)
-    assert (tmp_path / "out" / "adaptation" / "before.json").is_file()
+    monkeypatch.delenv("WORLD_SIZE")
+    run(bert, texts / "new.txt", tmp_path / "late", prepare_only=True, max_steps=None, max_minutes=1e-6)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="less text, with --prepare_only --overwrite_output_dir first"):
+        run(bert, texts / "new.txt", tmp_path / "late", max_steps=None, max_minutes=1e-6)
+    assert all((tmp_path / name / "adaptation" / "before.json").is_file() for name in ("out", "late"))
 
 
 def test_another_tokenizer_and_a_trimmed_vocabulary(bert: Path, texts: Path, tmp_path: Path) -> None:

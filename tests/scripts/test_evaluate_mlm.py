@@ -1,11 +1,13 @@
 """The evaluation program: one table and one JSON file, for our models and others, and mistakes in one line."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 
 sys.path.append(str(Path(__file__).parent.parent))
 from pretraining_helpers import flags as as_flags
@@ -14,6 +16,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from clozebert import ClozeBertForMaskedLM
 from clozebert.scripts.evaluate_mlm import main
+from clozebert.utils.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +125,20 @@ def test_mistakes_are_named(workplace: Path, flags: list[str], message: str, mon
     monkeypatch.chdir(workplace)
     with pytest.raises((ValueError, OSError), match=message):
         main(["ours", *flags])
+
+
+def test_a_tokenizer_of_another_model_of_the_hub_is_refused(
+    workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository, commit = tmp_path / "models--org--ours", "0" * 40
+    shutil.copytree(workplace / "ours", repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(workplace)
+    with pytest.raises(UserError, match="='other' has 'v7' as token 12, and the model's own 'w7'"):
+        main(["org/ours", "--input", "text.txt", "--tokenizer_name", "other"])
 
 
 def test_another_split_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
