@@ -14,7 +14,6 @@ a stop, the same command resumes and gives the same weights.
 
 import json
 import math
-import re
 import shutil
 import time
 from collections import Counter
@@ -48,7 +47,15 @@ from ..training.reporting.doctor import survey
 from ..training.scoring import precision_of, score_frozen_masks
 from ..utils.device import choose_precision, find_device
 from ..utils.errors import UserError, UserFileError
-from ..utils.files import WEIGHTS, disk_errors, sha256_of_file, whole_files, whole_folder, write_text
+from ..utils.files import (
+    OLD_SPECIAL_TOKENS,
+    WEIGHTS,
+    disk_errors,
+    sha256_of_file,
+    whole_files,
+    whole_folder,
+    write_text,
+)
 from ..utils.hub_names import hub_name
 from ..utils.input_length import announce_length
 from ..utils.locks import owned_folder
@@ -57,7 +64,7 @@ from ..utils.output import outliving_readers
 from ..utils.output_folders import folder_stays, remove_written
 from ..utils.processes import launched_processes
 from ..utils.progress_bar import quiet
-from ..utils.tokenizer_files import OLD_SPECIAL_TOKENS, save_tokenizer
+from ..utils.tokenizer_files import save_tokenizer
 from ..utils.untrusted import read_json_object
 from .arguments import (
     ADAPTATION_FILES,
@@ -366,7 +373,7 @@ class Adaptation:
                 else:  # it depends on the time limit, which the user may raise now
                     (self.work / BEFORE).unlink(missing_ok=True)
                 given = f"max_minutes={arguments.max_minutes:g}"
-                raise UserError(f"{given} was used up before training ({spent:.2g} minutes): {way_out}")
+                raise UserError(f"{given} was used up before training ({spent:.3f} minutes): {way_out}")
             run = arguments.for_pretraining(max_minutes=max(left, 0.1), **settings)
         starts_over = " without --overwrite_output_dir" if arguments.overwrite_output_dir else ""
         goes_on_by = f"the same command{starts_over}"
@@ -427,7 +434,7 @@ class Adaptation:
         parts = before.get("seconds_before", 0) + trained["train_runtime"] + time.monotonic() - begun
         results["seconds"] = max(time.monotonic() - self.begun, parts)
         torch.nn.Module.to(model, "cpu")
-        with disk_errors(target), whole_files(target, replacing=[WEIGHTS, re.escape(OLD_SPECIAL_TOKENS)]) as partial:
+        with disk_errors(target), whole_files(target, replacing=[WEIGHTS, OLD_SPECIAL_TOKENS]) as partial:
             with quiet():
                 if self.trained.model_type == "clozebert":
                     model.save_pretrained(partial)

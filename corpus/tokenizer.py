@@ -141,8 +141,10 @@ def check_choices(algorithm: str, vocab_size: int, model_max_length: int | None)
     check_choice("algorithm", algorithm, ALGORITHMS)
     if vocab_size < _SMALLEST[algorithm]:
         raise UserError(f"vocab_size={vocab_size} must be at least {_SMALLEST[algorithm]} for algorithm={algorithm!r}")
-    if model_max_length is not None and model_max_length < 3:
-        raise UserError(f"model_max_length={model_max_length} must be at least 3: [CLS], a token, [SEP]")
+    if model_max_length is not None and (model_max_length < 3 or model_max_length != int(model_max_length)):
+        raise UserError(
+            f"model_max_length={model_max_length} must be a whole number, at least 3: [CLS], a token, [SEP]"
+        )
 
 
 _IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")

@@ -217,13 +217,15 @@ def _are_hidden(labels: Iterable[Any]) -> bool:
 
 def _hides_tags(table: TableFile, tag_column: str | None) -> bool:
     """Whether a split holds sentences of words with a field for their tags, and no word has one."""
-    fields, num_rows = TAG_FIELDS if tag_column is None else (tag_column,), 0
-    for num_rows, row in enumerate(good_rows(table), start=1):  # noqa: B007
-        field = next((name for name in fields if name in row.values), None)
+    fields = TAG_FIELDS if tag_column is None else (tag_column,)
+    is_empty = True
+    for row in good_rows(table):
+        is_empty = False
+        tags: Any = next((row.values[name] for name in fields if name in row.values), "none")
         has_words = any(are_words(row.values.get(name)) for name in WORD_FIELDS)
-        if field is None or not has_words or not _are_hidden(row.values[field] or []):
+        if not has_words or not (tags is None or (isinstance(tags, list) and _are_hidden(tags))):
             return False
-    return num_rows > 0
+    return not is_empty
 
 
 def _choose(groups: list[list[int]], examples: list[Any]) -> set[int]:
@@ -260,7 +262,7 @@ def _say_copies(splits: Splits) -> None:
     for other, name, split, effect in (
         ("train", "training", "validation", "there the scores show what the model remembers"),
         ("train", "training", "test", "there the scores show what the model remembers"),
-        ("validation", "validation", "test", "by these the best epoch is chosen"),
+        ("validation", "validation", "test", "the best epoch is chosen by them, so their scores are too good"),
     ):
         known, examples = set(map(_content, splits[other])), splits.get(split, [])
         if count := sum(_content(example) in known for example in examples):

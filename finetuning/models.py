@@ -3,7 +3,6 @@
 import copy
 import importlib.util
 import os
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -17,10 +16,10 @@ from torch import nn
 from ..utils.answers import answer_by_name
 from ..utils.device import find_device
 from ..utils.errors import MissingPackageError, UserError, first_line
-from ..utils.files import WEIGHTS, whole_files
+from ..utils.files import OLD_SPECIAL_TOKENS, WEIGHTS, whole_files
 from ..utils.hub_names import is_hub_name
 from ..utils.input_length import longest_input
-from ..utils.tokenizer_files import OLD_SPECIAL_TOKENS, VOCABULARY_FILES, save_tokenizer
+from ..utils.tokenizer_files import VOCABULARY_FILES, save_tokenizer
 from ..utils.untrusted import ADAPTER_NAME, check_model_folder
 from .tasks import Task
 
@@ -495,6 +494,6 @@ def save_classifier(model: Any, tokenizer: Any, folder: str) -> None:
     if hasattr(model, "merge_and_unload"):
         model = model.merge_and_unload()
     model.config.update(model.dropout_before)  # dropout was for training only
-    with whole_files(Path(folder), replacing=[WEIGHTS, re.escape(OLD_SPECIAL_TOKENS)]) as new:
+    with whole_files(Path(folder), replacing=[WEIGHTS, OLD_SPECIAL_TOKENS]) as new:
         model.save_pretrained(new)
         save_tokenizer(tokenizer, new)

@@ -7,7 +7,6 @@ The tables in `natives` map tensors and fields.
 
 import itertools
 import os
-import re
 import shutil
 from collections.abc import Collection, Iterable
 from functools import partial
@@ -22,10 +21,9 @@ from ..modeling import modeling_clozebert
 from ..modeling.modeling_clozebert import ClozeBertPreTrainedModel
 from ..utils.answers import answer_by_name
 from ..utils.errors import UserError
-from ..utils.files import WEIGHTS, disk_errors, whole_files
+from ..utils.files import OLD_SPECIAL_TOKENS, WEIGHTS, disk_errors, whole_files
 from ..utils.output_folders import check_output_dir
 from ..utils.progress_bar import quiet
-from ..utils.tokenizer_files import OLD_SPECIAL_TOKENS
 from ..utils.weights import fill, is_untied, make_empty
 from .card import CARD_NAME, write_card
 from .convert_config import choose_architecture, config_from_native, config_to_native, warn_of_dynamic_rope
@@ -260,7 +258,7 @@ def convert_folder(
         del ours
     target = Path(directory)
     check_place()  # another program may have written there in the meantime
-    outdated = [WEIGHTS, *([re.escape(OLD_SPECIAL_TOKENS)] if has_tokenizer(folder) else [])]
+    outdated = [WEIGHTS, *([OLD_SPECIAL_TOKENS] if has_tokenizer(folder) else [])]
     with disk_errors(target), whole_files(target, replacing=outdated) as new:
         with quiet():
             converted.save_pretrained(new)

@@ -66,11 +66,10 @@ def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Pat
             raise
         raise UserError(f"no folder {name}, and it cannot be fetched from the Hub: {reason}") from None
     check_model_folder(folder, allow_pickle=allow_pickle)
-    reads_images = read_config(folder).get("image_size") is not None
-    if constants.HF_HUB_OFFLINE and not has_tokenizer(folder) and not reads_images:
+    if constants.HF_HUB_OFFLINE and not has_tokenizer(folder) and read_config(folder).get("image_size") is None:
         warnings.warn(
             f"HF_HUB_OFFLINE is set, and the cache holds no tokenizer of {name}, and perhaps not its card and licence: "
-            "unset it once to fetch them",
+            "unset HF_HUB_OFFLINE once to fetch them",
             stacklevel=2,
         )
     return folder

@@ -121,7 +121,9 @@ def publish(
     completion = completion or Completion()
     check_repo_id(repo_id)
     if revision is not None and not _BRANCH.fullmatch(revision):
-        raise UserError(f"revision={revision!r} is no name of a branch: letters, digits and the signs . _ - /")
+        raise UserError(
+            f"revision={revision!r} is no name of a branch: letters, digits and the signs . _ - /, not refs/"
+        )
     check_request(source, form=form, completion=completion, public=public)
     if not dry_run:
         check_access(repo_id, public=public, revision=revision)

@@ -19,9 +19,8 @@ from transformers import TrainerCallback
 
 from ..modeling.bundle import write_code
 from ..utils.errors import UserError
-from ..utils.files import WEIGHTS
+from ..utils.files import OLD_SPECIAL_TOKENS, WEIGHTS
 from ..utils.hub_names import is_hub_name
-from ..utils.tokenizer_files import OLD_SPECIAL_TOKENS
 from ..utils.untrusted import ADAPTER_NAME
 from .card import CARD_NAME, is_ours
 from .fingerprint import FILE_NAME as FINGERPRINT_NAME
@@ -80,9 +79,9 @@ def check_access(repo_id: str, *, public: bool, revision: str | None = None) -> 
         if api.repo_exists(repo_id):
             if not public:
                 _refuse_public(api, repo_id)
-            branches = {branch.name for branch in api.list_repo_refs(repo_id).branches}
-            there = revision if revision in branches else None  # a new branch begins from main
-            if api.file_exists(repo_id, ADAPTER_NAME, revision=there):
+            if revision is not None and revision not in {one.name for one in api.list_repo_refs(repo_id).branches}:
+                revision = None  # a new branch begins from main
+            if api.file_exists(repo_id, ADAPTER_NAME, revision=revision):
                 _refuse_adapter(repo_id)
 
 
@@ -118,7 +117,7 @@ def push_folder(
         kept, pushed, reasons = _compare(api, folder, repo_id, head, set(before))
         outdated = {name for name in before if name in pushed or _OURS.fullmatch(name)}
         if has_tokenizer(folder):
-            outdated |= {OLD_SPECIAL_TOKENS} & set(before)
+            outdated |= {name for name in before if re.fullmatch(OLD_SPECIAL_TOKENS, name)}
         commit = _commit(api, folder, repo_id, head, revision, message, kept=kept, outdated=outdated)
         after = before if commit == head else _hashes(api, repo_id, commit)
     uploaded = sorted(name for name in after if after[name] != before.get(name))

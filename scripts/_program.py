@@ -209,7 +209,8 @@ def _check_folders(wants_help: bool) -> None:
     except FileNotFoundError:
         exit_with_error("the folder that you are in was deleted: go to another one, or to the new one of that name")
     try:
-        _ = wants_help or tempfile.gettempdir()
+        if not wants_help:
+            tempfile.gettempdir()
     except FileNotFoundError:
         exit_with_error("there is no folder for temporary files: set TMPDIR to one to which you may write")
 

@@ -155,9 +155,9 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     # Windows does not delete files that are still mapped, and an error would hide the one that came before.
     with contextlib.ExitStack() as temporary, precision_of(device, precision):
         if reader is not None:
-            temporary.enter_context(temporary_disk_errors())
-            folder = temporary.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-            corpus = _prepare(reader, tokenizer, folder)
+            with temporary_disk_errors():
+                folder = temporary.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+                corpus = _prepare(reader, tokenizer, folder)
             if reader.bad_texts:
                 results["documents_left_out"] = reader.bad_texts
         if corpus is not None:

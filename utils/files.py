@@ -33,6 +33,9 @@ LOCK_NAME = ".lock"
 # The files of a saved model, and those that hold the weights of any: regular expressions of their names.
 MODEL_FILES = (r"config\.json", r"model(-\d+-of-\d+)?\.safetensors", r"model\.safetensors\.index\.json")
 WEIGHTS = "|".join((*MODEL_FILES[1:], r"pytorch_model.*\.bin"))
+# transformers 4 wrote it beside a tokenizer. transformers 5 does not, but where it is, it takes the special tokens from
+# it, and not from the tokenizer.
+OLD_SPECIAL_TOKENS = r"special_tokens_map\.json"
 # Writes a folder's README.md from what is known about the run.
 WriteCard = Callable[[str | os.PathLike, dict[str, Any]], None]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

@@ -5,13 +5,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .files import write_text
+from .files import OLD_SPECIAL_TOKENS, write_text, written_in
 
 # What holds the vocabulary of a fast tokenizer: the first in newer folders, one of the others in older ones.
 VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model",
                     "tokenizer.model")  # fmt: skip
-# transformers 4 wrote it beside them; transformers 5 does not, but takes the special tokens from it if it is there.
-OLD_SPECIAL_TOKENS = "special_tokens_map.json"
 _SETTINGS = "tokenizer_config.json"
 # Settings that say how a tokenizer was loaded on this machine. transformers saves them with the others.
 _HOW_IT_WAS_LOADED = ("is_local", "local_files_only", "name_or_path", "tokenizer_file")
@@ -23,9 +21,9 @@ def save_tokenizer(tokenizer: Any, directory: str | os.PathLike) -> None:
     transformers 5 calls the class `TokenizersBackend`. Programs on transformers 4, such as flair and
     spacy-transformers, know the same class as `PreTrainedTokenizerFast`, and transformers 5 knows that name too.
     """
-    written = {Path(path).name for path in tokenizer.save_pretrained(directory)}
-    if OLD_SPECIAL_TOKENS not in written:
-        Path(directory, OLD_SPECIAL_TOKENS).unlink(missing_ok=True)
+    for old in written_in(Path(directory), [OLD_SPECIAL_TOKENS]):
+        old.unlink()
+    tokenizer.save_pretrained(directory)
     settings = read_tokenizer_settings(directory)
     if settings.get("tokenizer_class") == "TokenizersBackend":
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"

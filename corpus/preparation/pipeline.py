@@ -54,8 +54,13 @@ class Preparation:
         Those of one part, if its number is given.
         """
         inputs = [("input", place) for place in [*self.input, *(self.validation_input or [])]]
-        options: dict[str, Any] = {"overwrite": self.overwrite_output_dir, "written": CORPUS_FILES, "inputs": inputs}
-        check_output_dir(self.output_dir, holds_model=False, **options)
+        check_output_dir(
+            self.output_dir,
+            overwrite=self.overwrite_output_dir,
+            written=CORPUS_FILES,
+            inputs=inputs,
+            holds_model=False,
+        )
         readers = readers_in_order(self._common["reader"], self._common["validation_reader"], self.deduplicate)
         if part is not None and num_parts is not None:
             readers = cut(readers, part=part, num_parts=num_parts)

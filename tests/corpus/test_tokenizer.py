@@ -221,6 +221,7 @@ def test_unigram_needs_an_entry_for_each_character(places: int) -> None:
         ({"vocab_size": 100}, "vocab_size=100 must be at least 128"),
         ({"algorithm": "bpe", "vocab_size": 260}, "vocab_size=260 must be at least 261"),
         ({"model_max_length": 2}, "model_max_length=2"),
+        ({"model_max_length": 64.5}, "model_max_length=64.5 must be a whole number"),
     ],
 )
 def test_what_is_wrong_is_said(wrong: dict[str, Any], message: str) -> None:

@@ -96,16 +96,17 @@ def test_a_test_split_with_hidden_tags_is_left_out(
 
 
 @pytest.mark.parametrize(
-    ("rows", "number"),
+    ("row", "number"),
     [
         ({"text": "the film", "tokens": [{"text": "the"}], "spans": [{"start": 4, "end": 8, "label": "X"}]}, 1),
         ({"tokens": ["the", "film"], "gold": ["O", "B-X"]}, 1),
+        ({"tokens": ["the", "film"], "ner_tags": -1}, 1),
         ({}, 0),
     ],
 )
-def test_a_test_split_of_another_form_is_not_taken_for_hidden(rows: dict[str, Any], number: int) -> None:
+def test_a_test_split_of_another_form_is_not_taken_for_hidden(row: dict[str, Any], number: int) -> None:
     """As Prodigy writes it; with the tags in a column of another name, which is an error that names it; empty."""
-    table = SimpleNamespace(source="data (test)", rows=lambda: [Row(line, rows) for line in range(number)])
+    table = SimpleNamespace(source="data (test)", rows=lambda: [Row(line, row) for line in range(number)])
     assert not data_module._hides_tags(table, None)
 
 
@@ -137,7 +138,7 @@ def test_scores_on_copies_of_the_training_data(model: str, tmp_path: Path, capsy
     said = capsys.readouterr().out
     assert "20 of the 20 validation examples are in the training data, too: there the scores show what" in said
     assert "3 of the 4 test examples are in the training data, too" in said
-    assert "3 of the 4 test examples are in the validation data, too: by these the best epoch is chosen" in said
+    assert "3 of the 4 test examples are in the validation data, too: the best epoch is chosen by them" in said
     card = (tmp_path / "out" / "README.md").read_text()
     assert "split: test" in card
     assert "split: validation" not in card

@@ -34,6 +34,13 @@ def names(output_dir: Path) -> list[str]:
     return sorted(path.name for path in output_dir.iterdir())
 
 
+def test_special_tokens_of_an_older_tokenizer_go(prepared: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "special_tokens_map.json").write_text('{"mask_token": "w7"}')
+    run_here(prepared, tmp_path / "run", max_steps=1, warmup_steps=0, overwrite_output_dir=True)
+    assert AutoTokenizer.from_pretrained(tmp_path / "run").mask_token == "[MASK]"
+
+
 @pytest.mark.parametrize(
     ("stated", "rows"),
     [(512, {}), (30, {}), (40, {}), (30, {"max_seq_length": 20, "phases": [{"max_steps": 1, "max_seq_length": 40}]})],

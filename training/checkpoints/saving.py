@@ -10,7 +10,7 @@ from filelock import FileLock
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ...utils.errors import UserError
-from ...utils.files import WriteCard, whole_files, write_text
+from ...utils.files import OLD_SPECIAL_TOKENS, WriteCard, whole_files, write_text
 from ...utils.input_length import announce_length
 from ...utils.locks import lock_folder
 from ...utils.progress_bar import without_progress_bars
@@ -94,7 +94,7 @@ class OutputFolder:
     ) -> None:
         """Write the finished model, the curve of its losses, its card and its results."""
         _check_finite(model.state_dict() if weights is None else weights, step=results["step"])
-        with whole_files(self.path) as directory:
+        with whole_files(self.path, replacing=[OLD_SPECIAL_TOKENS]) as directory:
             self._write_model(directory, model, weights)
         write_text(self.path / RESULTS_NAME, json.dumps(results, indent=2) + "\n")
         try:

@@ -136,7 +136,7 @@ class Deadline:
             return None
         timed_from, then = self._timed_from
         gone = agree(time.monotonic() - then)
-        if step - timed_from < _LEAST_TIMED and gone < _MOST_SECONDS:  # a step that waited would decide alone
+        if step - timed_from < _LEAST_TIMED and gone < _MOST_SECONDS:  # a short wait would decide alone
             return None
         pace = gone / (step - timed_from)
         left = agree(self.ends - time.monotonic())
