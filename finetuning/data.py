@@ -259,13 +259,14 @@ def _content(example: Any) -> Any:
 
 def _say_copies(splits: Splits) -> None:
     """Print how many examples of a split are in one by which the model is trained or chosen, too."""
+    known = {split: set(map(_content, splits[split])) for split in ("train", "validation")}
     for other, name, split, effect in (
         ("train", "training", "validation", "there the scores show what the model remembers"),
         ("train", "training", "test", "there the scores show what the model remembers"),
         ("validation", "validation", "test", "the best epoch is chosen by them, so their scores are too good"),
     ):
-        known, examples = set(map(_content, splits[other])), splits.get(split, [])
-        if count := sum(_content(example) in known for example in examples):
+        examples = splits.get(split, [])
+        if count := sum(_content(example) in known[other] for example in examples):
             print(f"{count:,} of the {len(examples):,} {split} examples are in the {name} data, too: {effect}")
 
 
