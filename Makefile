@@ -1,5 +1,5 @@
 # make demo    from raw text to a pretrained, fine-tuned, loadable encoder (4 to 9 minutes on 2 cores)
-# make gpu     kernels, speed and memory on a CUDA device, into docs/gpu.md; system Python, no network
+# make gpu     kernels, speed and memory on a CUDA device, into docs/gpu_results.md; system Python, no network
 # make test    lint, types and the tests (10 minutes on 2 newer cores, 12 on older ones); make test-slow: the deeper ones
 # make faults  the deep fault suite, whose figures go into docs/reliability.md (11 minutes on 2 newer cores, an hour on older ones)
 # make release BOOKS=DIR   the model in release/, from the books' text (over three hours; resumable)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The table of docs/finetuning.md: our encoder compared with a BERT and a ModernBERT of its size, three seeds each.
+"""The table of docs/finetuning_results.md: our encoder compared with a BERT and a ModernBERT of its size, three seeds each.
 
     python benchmarks/finetuning_table.py data --source ../shared/data   # files, in the splits of their README
     python benchmarks/finetuning_table.py encoders --corpus CORPUS --tokenizer_name TOKENIZER
@@ -439,12 +439,12 @@ def shown(score: dict[str, Any] | None) -> str:
 
 
 def render(work: Path) -> None:
-    """Write benchmarks/results/finetuning.json, and the table into docs/finetuning.md."""
+    """Write benchmarks/results/finetuning.json, and the table into docs/finetuning_results.md."""
     results = collect(work)
     path = ROOT / "benchmarks" / "results" / "finetuning.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    put(table(results), ROOT / "docs" / "finetuning.md", marker="finetuning-table")
+    put(table(results), ROOT / "docs" / "finetuning_results.md", marker="finetuning-table")
     print(table(results))
 
 

@@ -7,7 +7,7 @@
 
 Needs torch 2.11, transformers 5.10 and a CUDA device, but no network: the corpus is the text of the installed packages.
 Each command is a process of its own. Blocks that check run several at a time; those that measure speed or memory have
-the machine to themselves. Results are written to benchmarks/results/gpu.json and into the tables of docs/gpu.md, with a
+the machine to themselves. Results are written to benchmarks/results/gpu.json and into the tables of docs/gpu_results.md, with a
 list of what failed. Without a CUDA device nothing is run or written.
 """
 
@@ -31,7 +31,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 RESULTS = HERE / "results" / "gpu.json"
-PAGE = REPOSITORY / "docs" / "gpu.md"
+PAGE = REPOSITORY / "docs" / "gpu_results.md"
 LIMIT = 600  # seconds of a block
 AT_ONCE = 4  # blocks that only check
 

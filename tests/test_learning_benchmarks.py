@@ -129,7 +129,7 @@ def test_the_law_of_losses_is_found_again(learning: Any) -> None:
             "learning_results",
             ([300, 850], [["nano as a BERT@300", "bert@300"], ["nano as a BERT@300", "modernbert@300"]], ["*"]),
         ),
-        ("finetuning_table", "finetuning", "finetuning", ()),
+        ("finetuning_table", "finetuning", "finetuning_results", ()),
     ],
 )
 def test_a_table_of_the_pages_is_that_of_its_results(script: str, results: str, page: str, settings: Any) -> None:

@@ -158,7 +158,7 @@ def test_the_readme_lists_every_command_and_no_other() -> None:
 
 
 def test_the_cost_of_a_run_is_that_of_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "pretraining.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
     command = next(line for line in page.splitlines() if line.startswith("clozebert plan --config bert-base "))
     plan(shlex.split(command)[2:])
     shown = capsys.readouterr().out
