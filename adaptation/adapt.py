@@ -40,7 +40,7 @@ from ..modeling import ClozeBertForMaskedLM
 from ..training.checkpoints.folders import newest_valid
 from ..training.checkpoints.training_state import read_state
 from ..training.checks import check_tokenizer
-from ..training.evaluation import NothingPredictedError
+from ..training.evaluation import FEW_PREDICTIONS, NothingPredictedError
 from ..training.planning.time_budget import FORWARD_SHARE
 from ..training.pretraining import pretrain
 from ..training.reporting.doctor import survey
@@ -84,8 +84,6 @@ from .start import check_known_tokens, check_vocabulary_flags, make_start, open_
 Say = Callable[[str], None]
 
 _EVAL_RATE, _EVAL_ROWS = 0.15, 32
-# With fewer, a mean loss depends much on which tokens happen to be masked.
-_FEW_PREDICTIONS = 1000
 _LONGEST_ROW = 256
 
 
@@ -237,7 +235,7 @@ class Adaptation:
         begun = time.monotonic()
         start = figures["start" if self.changes_model else "before"] = self._evaluate(_load(self.work / "start"), "")
         for name, scores in start.items():
-            if (count := scores["eval_predicted_tokens"]) < _FEW_PREDICTIONS:
+            if (count := scores["eval_predicted_tokens"]) < FEW_PREDICTIONS:
                 self.say(
                     f"{TEXT_NAMES[name]}: its loss is a mean over only {count:,} predicted tokens, and says little: "
                     f"{self.arguments.way_to_more(name)}"

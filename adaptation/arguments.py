@@ -86,7 +86,7 @@ class AdaptationArguments(ReadingFlags):
         "learn this many new entries from --input, and add them to the vocabulary", section=_VOCABULARY
     )
     trim_vocabulary: bool = flag(
-        "drop the entries that none of these texts uses (--protect does not count)", False, section=_VOCABULARY
+        "drop the entries that no text of this command uses (--protect is not counted)", False, section=_VOCABULARY
     )
     keep_input: list[str] | None = flag("with --trim_vocabulary: text whose entries stay too", section=_VOCABULARY)
     tokenizer_name: str | None = flag(

@@ -261,8 +261,8 @@ def _say_copies(splits: Splits) -> None:
     """Print how many examples of a split are in one by which the model is trained or chosen, too."""
     known = {split: set(map(_content, splits[split])) for split in ("train", "validation")}
     for other, name, split, effect in (
-        ("train", "training", "validation", "there the scores show what the model remembers"),
-        ("train", "training", "test", "there the scores show what the model remembers"),
+        ("train", "training", "validation", "scores on them are too high"),
+        ("train", "training", "test", "scores on them are too high"),
         ("validation", "validation", "test", "the best epoch is chosen by them, so their scores are too good"),
     ):
         examples = splits.get(split, [])

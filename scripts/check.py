@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         kind, problems, found = _check_model(folder)
     if problems:
         raise UserError(f"{folder}, a {kind}, is damaged: {'; '.join(problems)}")
-    print(f"{folder}: a {kind}, whole: {found}")
+    print(f"{folder}: a {kind}, undamaged: {found}")
 
 
 def _check_model(folder: Path) -> tuple[str, list[str], str]:
@@ -64,12 +64,12 @@ def _check_model(folder: Path) -> tuple[str, list[str], str]:
     if is_tuned and not has_model:
         raise UserError(f"{folder} is a fine-tuning run that has not ended: it holds no model yet")
     if not checkpoints and not has_model:
-        raise UserError(f"{folder} holds no corpus, no run and no model: name the folder of one")
+        raise UserError(f"{folder} is no corpus, run or model: give the folder of one of these")
     found = [_as_written(count)] if checkpoints else []
     if has_model:
         damaged, files = _read_model(folder)
         problems += damaged
-        found.append(f"of the model, {counted(files, 'file')} can be read (it keeps no hashes)")
+        found.append(f"{counted(files, 'file')} of the model can be read (it has no hashes)")
     kind = f"run of {counted(len(checkpoints), 'checkpoint')}" if checkpoints else "model"
     return kind, problems, "; ".join(found)
 
@@ -85,7 +85,7 @@ def _check_checkpoints(checkpoints: Sequence[Path]) -> tuple[list[str], int]:
 
 
 def _as_written(count: int) -> str:
-    return f"{counted(count, 'file')} {'is as it was' if count == 1 else 'are as they were'} written"
+    return f"{counted(count, 'file')} {'matches its hash' if count == 1 else 'match their hashes'}"
 
 
 def _read_model(folder: Path) -> tuple[list[str], int]:

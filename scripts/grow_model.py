@@ -39,7 +39,7 @@ class GrowArguments(ReadingFlags):
     max_position_embeddings: int | None = flag("the longest sequence")
     rope_theta: float | None = flag("base of rotary positions at that length (default: stretched to fit)")
     noise: float | None = flag(
-        "noise on copied weights of a widened tensor, in its standard deviations (default: 0.01)"
+        "noise on copied weights, as a share of their tensor's standard deviation (default: 0.01)"
     )
     seed: int | None = flag("seed of the noise (default: 0)")
 
@@ -77,8 +77,10 @@ def main(argv: list[str] | None = None) -> None:
         for token, why in enlarged.left_out.items():
             print(f"{token!r} is left out: it {why}")
         new_tokens = [token for token in new_tokens if token not in enlarged.left_out]
+    if inside := len(new_tokens) - len(enlarged.beside):
+        print(f"{counted(inside, 'token')} added to the vocabulary")
     if new_tokens and enlarged.beside:
-        print(f"{counted(len(enlarged.beside), 'token')} beside the vocabulary: {', '.join(enlarged.beside)}")
+        print(f"{counted(len(enlarged.beside), 'token')} stored beside the vocabulary: {', '.join(enlarged.beside)}")
     model = load_clozebert_masked_lm(folder)
     dtype = model.dtype
     model = model.float()  # so that rounding does not show in the figures

@@ -43,7 +43,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     from clozebert.training.pretraining import pretrain
 
     write_card = card_writer(arguments.model_name_or_path)
-    exit_if_stopped(pretrain(arguments, config, write_card=write_card, recipe=name and Path(name).name))
+    results = pretrain(arguments, config, write_card=write_card, recipe=name and Path(name).name)
+    if arguments.dry_run and process_rank() == 0:
+        print("dry run: training steps ran, and nothing was written")
+    exit_if_stopped(results)
 
 
 if __name__ == "__main__":

@@ -132,13 +132,14 @@ def _completion(arguments: PublishArguments) -> "Completion":
 
 def _describe(repo_id: str, revision: str | None, done: "Publication") -> str:
     where = f"{repo_id} ({revision})" if revision else repo_id
-    lines = [f"{where}: {done.form}, opens with {', '.join(done.report.auto_classes)}"]
+    ready = [name for name in done.report.auto_classes if name not in done.report.new_heads]
+    lines = [f"{where}: {done.form}, opens with {', '.join(ready)}"]
     if done.report.pipelines:
         lines.append(f"  pipelines that ran: {', '.join(done.report.pipelines)}")
     for auto_class, names in done.report.new_heads.items():
-        lines.append(f"  {auto_class} gets a new, untrained head ({', '.join(names)})")
+        lines.append(f"  opens with {auto_class}, too, which needs training: {', '.join(names)} are new")
     if done.push is None:
-        lines.append("  would be pushed, as far as it is not there yet:")
+        lines.append("  files that a push uploads, unless they are there already:")
         lines += [f"    {name}  {size:,} bytes" for name, size in done.files.items()]
     elif not done.push.uploaded and not done.push.deleted:
         lines.append(f"  nothing changed since {done.push.commit}")

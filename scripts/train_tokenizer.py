@@ -30,7 +30,7 @@ class Arguments(ReadingFlags):
     vocab_size: int = flag("entries, the special tokens included", 30_522)
     lowercase: bool = flag("lower-case the text; wordpiece deletes accents and vowel signs, too", False)
     model_max_length: int | None = flag(
-        "longest input, in tokens, that the tokenizer states; by default, each model trained with it states its own"
+        "longest input, in tokens, that the tokenizer states (default: each model saved with it states its own)"
     )
     dataset_config_name: str | None = flag("the configuration of a dataset on the Hub")
     overwrite_output_dir: bool = flag("write into a folder that is not empty; replace the tokenizer in it", False)

@@ -36,7 +36,7 @@ _TRACKERS = ("tensorboard", "trackio", "wandb")
 
 
 _BATCHES = "batches"
-_NEW_MODEL = "the start of a new model"
+_NEW_MODEL = "initial weights of a new model"
 _MASKING = "masking and predictions"
 _OPTIMIZER = "optimizer and schedule"
 _MACHINE = "precision and machine"
@@ -89,10 +89,10 @@ class PretrainingArguments:
     seed: int = flag("seed of initial weights, order, masks and dropout", 42, _BATCHES, on_resume=_SAME)
 
     embedding_init: Literal["random", "text"] = flag(
-        "how its token embeddings begin (text: by co-occurring tokens)", "random", _NEW_MODEL, on_resume=_SAME
+        "initial token embeddings; text: from counts of which tokens co-occur", "random", _NEW_MODEL, on_resume=_SAME
     )
     position_init: Literal["random", "sinusoidal"] = flag(
-        "how its learned positions begin; with sinusoidal, its first heads also begin by looking at near tokens",
+        "initial learned positions; with sinusoidal, heads of the first two layers also attend to near tokens",
         "random",
         _NEW_MODEL,
         on_resume=_SAME,

@@ -20,6 +20,9 @@ from .runtime.processes import sum_over_processes
 
 logger = logging.getLogger(__name__)
 
+# With fewer, a mean loss depends much on which tokens happen to be masked.
+FEW_PREDICTIONS = 1000
+
 
 class NothingPredictedError(UserError):
     """No token of the held-out text is predicted."""

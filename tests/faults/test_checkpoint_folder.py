@@ -49,8 +49,8 @@ def test_the_model_beside_the_checkpoints_is_checked_too(
     check.main([str(run)])
     assert "a run of 2 checkpoints, whole: " in (shown := capsys.readouterr().out)
     manifests = [json.loads(path.read_text()) for path in run.glob("checkpoint-*/training_state/manifest.json")]
-    assert f" {sum(len(manifest['files']) for manifest in manifests)} files are as they were" in shown
-    assert "written; of the model, 3 files can be read" in shown
+    assert f" {sum(len(manifest['files']) for manifest in manifests)} files match their hashes" in shown
+    assert "hashes; 3 files of the model can be read" in shown
     (run / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes()[:-10])
     with pytest.raises(UserError, match=r"a run of 2 checkpoints, is damaged: \S*run/model\.safetensors"):
         check.main([str(run)])

@@ -98,7 +98,7 @@ def test_the_check_of_a_whole_corpus_finds_nothing(corpus: Path, capsys: pytest.
     RowIndex(Corpus(corpus), max_seq_length=LENGTH)
     check.main([str(corpus)])
     files = list(corpus.rglob("*.bin"))
-    assert f"{len(files)} files are as they were written" in capsys.readouterr().out
+    assert f"{len(files)} files match their hashes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])

@@ -73,7 +73,7 @@ def test_an_unfinished_fine_tuning_run_is_not_called_damaged(tmp_path: Path) -> 
 
 def test_a_folder_of_texts_is_not_called_damaged(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(UserError, match="holds no corpus, no run and no model"):
+    with pytest.raises(UserError, match="is no corpus, run or model"):
         check.main([str(tmp_path)])
 
 
@@ -83,7 +83,7 @@ def test_every_shard_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[st
     shards = len(list((tmp_path / "sharded").glob("*.safetensors")))
     assert shards > 1
     check.main([str(tmp_path / "sharded")])
-    assert f"whole: of the model, {shards + 1} files can be read" in capsys.readouterr().out
+    assert f"undamaged: {shards + 1} files of the model can be read" in capsys.readouterr().out
 
 
 def test_a_pickle_is_not_called_damaged(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_tokens_that_the_tokenizer_has_stay_as_they_are(flags, tmp_path, capsys,
     assert "note: river is added as a token; @river would read" in shown
     for word in ("river", "the"):
         assert f"{word!r} is left out: it is in the tokenizer already" in shown
-    assert "1 token beside the vocabulary: river stone" in shown
+    assert "1 token stored beside the vocabulary: river stone" in shown
     assert AutoTokenizer.from_pretrained(tmp_path / "larger").tokenize("the river stone") == ["the", "river stone"]
 
 

@@ -80,7 +80,7 @@ def test_two_processes_train_by_a_recipe_and_a_launch_file_of_the_wheel(installe
     assert done.returncode == 0, done.stderr
     assert "2 processes x 2 micro-batches x 2 rows" in done.stdout
     # The recipe's values, where no flag changes them.
-    assert re.search(r"muon, 0 steps of warm-up, wsd", done.stdout), done.stdout
+    assert re.search(r"muon; schedule wsd with 0 steps of warm-up", done.stdout), done.stdout
     assert [line["step"] for line in log_of(installed.folder / "encoder") if "loss" in line] == [1, 2, 3, 4]
     code = (
         "import clozebert, transformers as t; m = t.AutoModelForMaskedLM.from_pretrained('encoder'); "

@@ -138,7 +138,7 @@ def test_in_a_run_only_the_rate_of_muon_falls_with_the_step(
         linear = 1 - index / 6
         of_muon = 0.02 * linear * min(1, math.sqrt(2 / (index + 1)))
         assert {round(rate, 12) for rate in found} == {round(0.01 * linear, 12), round(of_muon, 12)}
-    assert "linear, Muon's rate falls after 2 steps;" in capsys.readouterr().out
+    assert "optimizer: muon, its rate falls after 2 steps; schedule linear with " in capsys.readouterr().out
     last = [entry for entry in log_of(tmp_path / "run") if "loss" in entry][-1]
     assert (round(last["learning_rate"], 12), round(last["muon_learning_rate"], 12)) == (
         round(0.01 * linear, 12),

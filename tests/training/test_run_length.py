@@ -148,7 +148,7 @@ def test_what_is_said(texts: dict[str, Path]) -> None:
     given = PretrainingArguments(**paths)
     lines = length_lines(given.of_length(5000), epochs=39.9, tokens=1_000_000, given=given)
     assert lines[0].startswith("length: 39.9 epochs; the default for 1 M tokens is 40 (--num_train_epochs, --max_steps")
-    assert "--model_name_or_path" in lines[1]
+    assert "clozebert adapt --model_name_or_path" in lines[1]
     assert len(lines) == 2
     long = PretrainingArguments(**paths, max_steps=10_000)
     (warning,) = length_lines(long, epochs=724.0, tokens=30_000_000, given=long)
@@ -163,8 +163,8 @@ def test_what_is_said(texts: dict[str, Path]) -> None:
     assert "--global_batch_size 8 with a lower --learning_rate" in few[1]
     # A way out that makes the run no longer is none.
     for rows, ways_out in (
-        (64, "take a smaller one (--config nano or tiny), or --global_batch_size 8 with a lower --learning_rate"),
-        (32, "take a smaller one (--config nano), or --global_batch_size 8 with a lower --learning_rate"),
+        (64, "take a smaller recipe (--config nano or tiny), or --global_batch_size 8 with a lower --learning_rate"),
+        (32, "take a smaller recipe (--config nano), or --global_batch_size 8 with a lower --learning_rate"),
         (16, "take --global_batch_size 8 with a lower --learning_rate"),
         (8, "take more text"),
     ):

@@ -99,17 +99,17 @@ def length_lines(
         rows = arguments.global_batch_size
         fitting = 1 << int(math.log2(max(8.0, rows * arguments.num_steps / 1000)))
         smaller = [name for name in _SMALL_RECIPES if load_recipe(name)["global_batch_size"] < rows][-2:]
-        ways_out = [f"a smaller one (--config {' or '.join(smaller)})"] if smaller else []
+        ways_out = [f"a smaller recipe (--config {' or '.join(smaller)})"] if smaller else []
         ways_out += [f"--global_batch_size {fitting} with a lower --learning_rate"] if fitting < rows else []
         lines.append(
-            f"warning: {arguments.num_steps:,} steps are few, as the recipe is made for more text: take "
+            f"warning: {arguments.num_steps:,} steps are few for this recipe, which is made for more text: take "
             f"{', or '.join(ways_out) or 'more text'}"
         )
     if tokens < _LITTLE_TEXT and given.model_name_or_path is None:
         little = f"{_short(tokens)} tokens teach a new model little; " if tokens < _LITTLE_TEXT / 10 else ""
         lines.append(
-            f"expect: {little}for less than about {_short(_LITTLE_TEXT)} tokens, continuing from a published model of "
-            f"such text (--model_name_or_path) is usually better, if there is one"
+            f"expect: {little}below about {_short(_LITTLE_TEXT)} tokens, adapting a published model of such text, if "
+            f"there is one, is usually better: clozebert adapt --model_name_or_path MODEL --input TEXT"
         )
     return lines
 
