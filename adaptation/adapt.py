@@ -372,7 +372,7 @@ class Adaptation:
                     (self.work / BEFORE).unlink(missing_ok=True)
                 given = f"max_minutes={arguments.max_minutes:g}"
                 raise UserError(f"{given} was used up before training ({spent:.3f} minutes): {way_out}")
-            run = arguments.for_pretraining(max_minutes=max(left, 0.1), **settings)
+            run = arguments.for_pretraining(max_minutes=max(round(left, 2), 0.1), **settings)
         starts_over = " without --overwrite_output_dir" if arguments.overwrite_output_dir else ""
         goes_on_by = f"the same command{starts_over}"
         return pretrain(run, ClozeBertConfig(), goes_on_by=goes_on_by, to_save_memory=arguments.to_save_memory)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The table of docs/finetuning_results.md: our encoder compared with a BERT and a ModernBERT of its size, three seeds each.
+"""The table of docs/finetuning_results.md: our encoder, a BERT and a ModernBERT of its size, three seeds each.
 
     python benchmarks/finetuning_table.py data --source ../shared/data   # files, in the splits of their README
     python benchmarks/finetuning_table.py encoders --corpus CORPUS --tokenizer_name TOKENIZER

@@ -7,8 +7,8 @@
 
 Needs torch 2.11, transformers 5.10 and a CUDA device, but no network: the corpus is the text of the installed packages.
 Each command is a process of its own. Blocks that check run several at a time; those that measure speed or memory have
-the machine to themselves. Results are written to benchmarks/results/gpu.json and into the tables of docs/gpu_results.md, with a
-list of what failed. Without a CUDA device nothing is run or written.
+the machine to themselves. Results are written to benchmarks/results/gpu.json and into the tables of
+docs/gpu_results.md, with a list of what failed. Without a CUDA device nothing is run or written.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Estimated time of a training step on an H100, computed and not measured: the table of docs/gpu_results.md.
 
-    python benchmarks/roofline.py --output benchmarks/results/roofline.json --into docs/gpu_results.md     # two minutes, no GPU
+    python benchmarks/roofline.py --output benchmarks/results/roofline.json --into docs/gpu_results.md  # two minutes
 
 The operators come from real forward and backward passes of the full-size model over fake CUDA tensors (fake_cuda.py).
 The cost of each follows from its shapes and the figures of the machine:

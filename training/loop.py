@@ -282,7 +282,7 @@ class Pretraining:
             accelerator=self.accelerator,
             config=self.setup.core.config,
         )
-        event = f"max_minutes={fitting.max_minutes:.4g}: {fitting.num_steps:,} steps, not {before:,}, at the pace so far"
+        event = f"max_minutes={fitting.max_minutes:g}: {fitting.num_steps:,} steps, not {before:,}, at the pace so far"
         self.log.record(self.state.step + 1, {"event": event})  # a checkpoint of this step has the length before
         self.log.change_length(fitting.num_steps)
 

@@ -148,7 +148,7 @@ def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[P
     evaluated = evaluated_places(arguments, mixture) / processes
     steps = steps_in(seconds - gone, timing, arguments=arguments, world_size=processes, eval_places=evaluated)
     said = (
-        f"max_minutes={arguments.max_minutes:.4g}: time for {counted(steps, 'step')}; a micro-batch took "
+        f"max_minutes={arguments.max_minutes:g}: time for {counted(steps, 'step')}; a micro-batch took "
         f"{timing.micro_batch:.3g} s and an update {timing.update:.3g} s; setting up took {gone:.0f} s"
     )
     of_place = timing.micro_batch / (arguments.rows_at_once(processes) * arguments.max_seq_length)

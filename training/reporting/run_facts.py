@@ -45,11 +45,12 @@ def plan_lines(setup: PhaseSetup, phases: Sequence[Phase], index: int, *, step: 
     of_all = f" of {phases[-1].last_step:,}" if len(phases) > 1 else ""
     falls = arguments.muon_constant_steps if arguments.optimizer == "muon" else None
     muon = f", its rate falls after {counted(falls, 'step')}" if falls and falls < phase.num_steps else ""
+    precision = "float32" if accelerator.mixed_precision == "no" else accelerator.mixed_precision
     begins_from_text = arguments.embedding_init == "text" and arguments.model_name_or_path is None and step == 0
     lines = [
         f"model: {setup.core.num_parameters():,} parameters, "
         f"{config.num_hidden_layers} layers of {config.hidden_size}, "
-        f"vocabulary {config.vocab_size:,}{'; its embeddings are initialised from the text' if begins_from_text else ''}",
+        f"vocabulary {config.vocab_size:,}{'; embeddings initialised from the text' if begins_from_text else ''}",
         f"corpus: {corpora.num_tokens:,} tokens in {corpora.num_documents:,} documents, "
         f"{setup.stream.rows_per_epoch:,} rows of {arguments.max_seq_length}",
         f"steps: {phase.num_steps:,}{of_all} of {arguments.tokens_per_step:,} tokens"
@@ -58,7 +59,7 @@ def plan_lines(setup: PhaseSetup, phases: Sequence[Phase], index: int, *, step: 
         f"{counted(micro_batches, 'micro-batch', 'micro-batches')} x {counted(rows, 'row')}",
         f"optimizer: {arguments.optimizer}{muon}; schedule {arguments.lr_scheduler_type} with "
         f"{counted(int(arguments.warmup_steps), 'step')} of warm-up; "
-        f"{'float32' if accelerator.mixed_precision == 'no' else accelerator.mixed_precision} on {accelerator.device.type}",
+        f"{precision} on {accelerator.device.type}",
     ]
     if len(corpora.names) > 1:
         shares = zip(corpora.names, corpora.shares, strict=True)
@@ -72,7 +73,8 @@ def plan_lines(setup: PhaseSetup, phases: Sequence[Phase], index: int, *, step: 
         lines.append("evaluation: none, as the corpus holds nothing out (prepare-corpus --validation_fraction)")
     elif predicted < FEW_PREDICTIONS:
         lines.append(
-            f"warning: eval_loss is a mean over about {predicted:,.0f} predicted tokens, and says little: hold out more text"
+            f"warning: eval_loss is a mean over about {predicted:,.0f} predicted tokens, and says little: hold out "
+            "more text"
         )
     return [*lines, f"resumed at step {step}"] if step > phase.first_step else lines
 
