@@ -30,7 +30,7 @@ from ..corpus import Corpus, Masking
 from ..corpus.encoding import Encoder
 from ..corpus.packing import RowIndex
 from ..corpus.preparation.prepare import prepare, readers_in_order
-from ..corpus.readers.inputs import Reader, refuse_unused
+from ..corpus.readers.inputs import refuse_unused
 from ..corpus.shards import open_split
 from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..hub.card import read_card, write_card
@@ -120,7 +120,7 @@ class Adaptation:
         self.model_card = read_card(self.source.folder)
         self.trained = open_student(arguments.student, self.source)
         first_tokenizer = check_vocabulary_flags(arguments, self.source)
-        self.readers = {name: self._reader(name) for name in TEXT_FLAGS if getattr(arguments, name)}
+        self.readers = {name: arguments.reader(places) for name in TEXT_FLAGS if (places := getattr(arguments, name))}
         refuse_unused(list(self.readers.values()), text_column=arguments.text_column)
         if "input" in self.readers:  # refuses a file that is held out, too
             readers_in_order(self.readers["input"], self.readers.get("validation_input"), arguments.deduplicate)
@@ -184,9 +184,6 @@ class Adaptation:
         if not open_split(corpus, "validation"):
             raise UserError(f"corpus={corpus} has no validation split: prepare it with one")
 
-    def _reader(self, name: str) -> Reader:
-        return self.arguments.reader(getattr(self.arguments, name))
-
     def _fingerprints(self, first_tokenizer: Any) -> dict[str, Any]:
         """Hashes of the texts, models and tokenizer that the flags name, which show whether these have changed."""
         found: dict[str, Any] = {
@@ -222,8 +219,8 @@ class Adaptation:
 
     def _read_smaller_texts(self) -> None:
         """Read all texts but `input` to their ends: a fault in one must not be found after hours of work on `input`."""
-        for name in self.readers:
-            if name != "input" and not sum(1 for _ in self._reader(name).texts()):
+        for name, reader in self.readers.items():
+            if name != "input" and not sum(1 for _ in reader.texts()):
                 raise UserError(f"{name}={getattr(self.arguments, name)} holds no text")
 
     def _measure_before(self) -> None:

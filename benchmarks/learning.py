@@ -274,7 +274,7 @@ def measure_time(
 def measure_beginning(corpus: str, tokenizer_name: str, architecture: str) -> float:
     """Processor seconds for counting the text, which text-based initial embeddings and vocabulary samples need."""
     from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
-    from clozebert.corpus import Mixture, RowIndex
+    from clozebert.corpus import Mixture
     from clozebert.corpus.text_sample import count_tokens
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.training.initialization.initial_embeddings import embed_by_text
@@ -283,8 +283,7 @@ def measure_beginning(corpus: str, tokenizer_name: str, architecture: str) -> fl
     model, corpora = ClozeBertForMaskedLM(config), Mixture([corpus])
     begun = time.process_time()
     embed_by_text(model, corpora, max_seq_length=ROW, seed=0)
-    indices = [RowIndex(corpus, max_seq_length=ROW) for corpus in corpora.corpora]
-    count_tokens(indices, corpora.shares, vocab_size=config.vocab_size)
+    count_tokens(corpora, max_seq_length=ROW, vocab_size=config.vocab_size)
     return round(time.process_time() - begun, 2)
 
 

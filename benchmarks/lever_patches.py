@@ -10,7 +10,7 @@ from typing import Any
 def use_polynomials(polynomials: Any) -> None:
     from clozebert.training.optimizers import muon
 
-    muon.orthogonalize.__kwdefaults__["polynomials"] = polynomials
+    muon._polynomials_for = lambda shape: polynomials
 
 
 def whole_matrices() -> None:

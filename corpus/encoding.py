@@ -189,14 +189,14 @@ def _piece_splitter(spec: dict[str, Any]) -> Callable[[str], list[str]] | None:
     """
     if any(not token["special"] for token in spec["added_tokens"]):
         return None
-    if not all(step["type"] in _LOCAL_NORMALIZERS for step in _steps(spec["normalizer"], "normalizers")):
+    normalizers = {step["type"] for step in _steps(spec["normalizer"], "normalizers")}
+    if not normalizers <= _LOCAL_NORMALIZERS:
         return None
     steps = _steps(spec["pre_tokenizer"], "pretokenizers")
     kinds = [step["type"] for step in steps]
-    deletes = any(step["type"] in _DELETING for step in _steps(spec["normalizer"], "normalizers"))
     if len(kinds) == 1 and kinds[0] in _SPACE_DROPPING:
         return str.split
-    if deletes:  # spaces on both sides of what is deleted join
+    if normalizers & _DELETING:  # spaces on both sides of what is deleted join
         return None
     if kinds == ["ByteLevel"] and _has(steps[0], use_regex=True, add_prefix_space=False):
         return _PIECES_WITH_THEIR_SPACES.findall

@@ -14,7 +14,8 @@ from typing import IO, Any
 import numpy as np
 
 from ..corpus.readers.compression import bare_suffix, read_text
-from ..corpus.readers.tables import TABLE_SUFFIXES, not_utf8, open_table
+from ..corpus.readers.table_file import not_utf8
+from ..corpus.readers.tables import TABLE_SUFFIXES, open_table
 from ..utils.device import find_device
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import disk_errors, whole_file

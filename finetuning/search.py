@@ -68,7 +68,8 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
     distributions = _distributions(run, check_search(arguments))
     _check_shortest(run, distributions)
     ended = found.get("trials", [])
-    study, options = _make_study(run, distributions, ended)
+    listed = _all_settings(run, distributions)
+    study, options = _make_study(run, distributions, ended, listed or [_defaults(run, distributions)])
     metric, greater_is_better = run.best_metric
     facts = {
         "objective": metric if greater_is_better else f"-{metric}",
@@ -82,7 +83,7 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
             write_json(path, {**facts, **chosen, "trials": _ended(study), "settings": settings})
 
     assert arguments.hyperparameter_search is not None
-    left = _number_of_trials(run, distributions, arguments.hyperparameter_search) - len(ended)
+    left = _number_of_trials(run, listed, arguments.hyperparameter_search) - len(ended)
     if left > 0:
         say_plan(run)
         _make_trials(run, left, distributions, options, save)
@@ -127,13 +128,12 @@ def _all_settings(run: "FinetuningRun", distributions: dict[str, Any]) -> list[d
     return sorted(settings, key=lambda one: one != _defaults(run, distributions))
 
 
-def _number_of_trials(run: "FinetuningRun", distributions: dict[str, Any], wanted: int) -> int:
+def _number_of_trials(run: "FinetuningRun", settings: list[dict[str, Any]] | None, wanted: int) -> int:
     """As many as the user wants, or as there are settings; says so if there are fewer."""
-    settings = _all_settings(run, distributions)
     if settings is None or len(settings) >= wanted:
         return wanted
     if run.training.process_index == 0:
-        names = " and ".join(distributions)
+        names = " and ".join(settings[0])
         print(f"there are only {len(settings)} settings of {names} to try: each is tried once", flush=True)
     return len(settings)
 
@@ -152,11 +152,9 @@ def _check_shortest(run: "FinetuningRun", distributions: dict[str, Any]) -> None
 
 
 def _make_study(
-    run: "FinetuningRun", distributions: dict[str, Any], trials: Sequence[dict[str, Any]]
+    run: "FinetuningRun", distributions: dict[str, Any], trials: Sequence[dict[str, Any]], first: list[dict[str, Any]]
 ) -> tuple[Any, dict[str, Any]]:
-    """A study that begins with the defaults or, in a resumed search, after the trials that have ended.
-
-    Where no learning rate is drawn, no setting is tried twice.
+    """A study that goes on after the trials that have ended, with those of the settings `first` that had none.
 
     Returns:
         the study, and the options by which Trainer finds it.
@@ -179,7 +177,7 @@ def _make_study(
             )
         )
     ended = [{name: trial[name] for name in distributions} for trial in trials]
-    for setting in _all_settings(run, distributions) or [_defaults(run, distributions)]:
+    for setting in first:
         if setting not in ended:
             study.enqueue_trial(setting)
     return study, options

@@ -20,8 +20,8 @@ from ..corpus.readers.columns import (
     text_column_of,
     usual_column,
 )
-from ..corpus.readers.table_file import BadText, Row, TableFile
-from ..corpus.readers.tables import lone_surrogate, open_table
+from ..corpus.readers.table_file import BadText, Row, TableFile, lone_surrogate
+from ..corpus.readers.tables import open_table
 from ..utils.errors import UserError
 
 _REJECTED = ("reject", "ignore")  # answers in Prodigy's files
@@ -97,9 +97,9 @@ def good_rows(file: TableFile) -> Iterator[Row]:
     """All rows of a table; one that cannot be read raises an error that names its line."""
     for row in file.rows():
         if isinstance(row, BadText):
-            raise UserError(f"{file.source}, {row.unit} {row.line}: {row.reason}")
+            raise UserError(f"{file.where(row.line)}: {row.reason}")
         if character := _half_character(row.values):
-            raise UserError(f"{file.source}, {file.unit} {row.line}: {character!r} is half a character; fix the text")
+            raise UserError(f"{file.where(row.line)}: {character!r} is half a character; fix the text")
         yield row
 
 

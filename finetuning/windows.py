@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer
+from torch.nn.utils.rnn import pad_sequence
 
 from ..modeling.losses import IGNORED_LABEL
 from ..modeling.packed import Packed
@@ -77,9 +78,9 @@ def probe_special_tokens(tokenizer: Any, *, pair: bool) -> SpecialTokens:
         raise UserError("the tokenizer turns every probe ('a', 'the', '0', …) into nothing; is its vocabulary empty?")
     ids = encoded["input_ids"]
     types = encoded.get("token_type_ids", [0] * len(ids))
-    first_end = len(sides) - 1 - sides[::-1].index(0) + 1
+    first_end = len(sides) - sides[::-1].index(0)
     pair_start = sides.index(1) if pair else first_end
-    pair_end = len(sides) - 1 - sides[::-1].index(1) + 1 if pair else first_end
+    pair_end = len(sides) - sides[::-1].index(1) if pair else first_end
 
     def part(start: int, end: int) -> tuple[list[int], list[int]]:
         return list(ids[start:end]), list(types[start:end])
@@ -348,14 +349,11 @@ class PaddedCollator:
     pad_token_type_id: int = 0
 
     def __call__(self, windows: Sequence[Window]) -> dict[str, Any]:
-        length = max(len(window.input_ids) for window in windows)
+        side = "left" if self.on_left else "right"
 
         def rows(values: Sequence[Any], fill: int) -> torch.Tensor:
-            filled_BT = np.full((len(values), length), fill, dtype=np.int64)
-            for row_T, value in zip(filled_BT, values, strict=True):
-                start = length - len(value) if self.on_left else 0
-                row_T[start : start + len(value)] = value
-            return torch.from_numpy(filled_BT)
+            tensors = [torch.as_tensor(value, dtype=torch.int64) for value in values]
+            return pad_sequence(tensors, batch_first=True, padding_value=fill, padding_side=side)
 
         batch = {
             "input_ids": rows([window.input_ids for window in windows], self.pad_token_id),

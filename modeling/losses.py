@@ -115,19 +115,18 @@ def sequence_loss(
     logits_BC: torch.Tensor,
     labels: torch.Tensor,
     *,
-    problem_type: str | None,
+    problem_type: str,
     num_items_in_batch: torch.Tensor | int | None = None,
     class_weights_C: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Mean squared error (`regression`), cross-entropy (`single_label_classification`) or binary cross-entropy of each
     label (`multi_label_classification`), summed and divided by the number of labels.
 
-    Without a problem type, `find_problem_type` derives it from the labels. Class weights are for single labels.
+    Class weights are for single labels.
 
     Raises:
         ValueError: an unknown problem type, or labels whose shape or type does not fit it.
     """
-    problem_type = problem_type or find_problem_type(labels, outputs=logits_BC.shape[-1])
     labels = labels.to(logits_BC.device)
     if problem_type == "single_label_classification":
         if labels.is_floating_point():

@@ -42,7 +42,7 @@ model = transformers.AutoModelForMaskedLM.from_pretrained(folder, trust_remote_c
 tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 fill = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer, top_k=4)
 found = [[(guess["token_str"].strip(), guess["score"]) for guess in fill(prompt)] for prompt in prompts]
-print(json.dumps({"class": type(model).__module__, "found": found}))
+print(json.dumps(found))
 """
 
 
@@ -148,7 +148,7 @@ def show_fill_mask(encoder: Path) -> None:
     )
     if done.returncode:
         sys.exit(f"error: the saved encoder does not load without clozebert:\n{done.stderr}")
-    for prompt, guesses in zip(PROMPTS, json.loads(done.stdout.splitlines()[-1])["found"], strict=True):
+    for prompt, guesses in zip(PROMPTS, json.loads(done.stdout.splitlines()[-1]), strict=True):
         words = ", ".join(f"{word} {score:.0%}" for word, score in guesses)
         print(f"  {prompt:55} {words}")
 

@@ -126,7 +126,8 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
         mask_share=arguments.mask_share,
         random_share=arguments.random_share,
     )
-    paradigms = read_minimal_pairs(arguments.blimp)
+    pair_files = files_of_pairs(arguments.blimp)
+    paradigms = read_minimal_pairs(pair_files)
     if arguments.tokenizer_name is None:
         tokenizer = load_tokenizer(arguments.model_name_or_path, flag="model_name_or_path")
     else:
@@ -138,7 +139,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
             )
     corpus = None if arguments.corpus is None else _open(arguments.corpus, arguments.split, tokenizer)
     reader = open_input(arguments) if arguments.input else None
-    refuse_replacing(arguments.output_file, [*(reader.files if reader else []), *files_of_pairs(arguments.blimp)])
+    refuse_replacing(arguments.output_file, [*(reader.files if reader else []), *pair_files])
     device = find_device(use_cpu=arguments.use_cpu)
     precision = choose_precision(arguments.mixed_precision, device)
     model = load_masked_lm(arguments.model_name_or_path, device=device, trust_remote_code=arguments.trust_remote_code)

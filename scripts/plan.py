@@ -92,13 +92,14 @@ def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_s
             epochs = run.batch_size.before(run.num_steps) / rows
             line += f", {epochs:.1f} times the {corpora.num_tokens:,} tokens of the text"
         print(line)
-    check_same_weights([phase_configuration(config, phase) for phase in phases])
+    configs = [phase_configuration(config, phase) for phase in phases]
+    check_same_weights(configs)
     machine = _find_device(given, phases[0].arguments)
     found = []
-    for phase in phases:
+    for phase, of_phase in zip(phases, configs, strict=True):
         if len(phases) > 1:
             print(f"phase {phase.index + 1} of {len(phases)}: {phase.num_steps:,} steps")
-        found.append(_plan_phase(given, phase, config, machine, has_corpus=corpora is not None))
+        found.append(_plan_phase(given, phase, of_phase, machine, has_corpus=corpora is not None))
     if not given.calibrate:
         print(f"The speed assumes {given.utilization:.0%} of the peak; --calibrate measures it, --utilization sets it.")
     if run.teacher_name_or_path is not None and not given.calibrate:
@@ -156,9 +157,8 @@ def _plan_phase(
     from clozebert.training.checks import check_model, check_precision
     from clozebert.training.planning.memory_and_time import make_plan, mean_attention_length, plan_table
     from clozebert.training.planning.run_length import row_fill
-    from clozebert.training.run_settings import phase_configuration
 
-    arguments, config = phase.arguments, phase_configuration(config, phase)
+    arguments = phase.arguments
     check_model(arguments, config)
     corpora = length = calibration = full = None
     fill = 1.0

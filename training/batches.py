@@ -5,7 +5,7 @@ from collections.abc import Generator
 from typing import Any
 
 from ..configuration import ClozeBertConfig
-from ..corpus import BatchStream, Masking, Mixture, RowIndex
+from ..corpus import BatchStream, Masking, Mixture
 from ..corpus.randomness import derive
 from ..corpus.text_sample import count_tokens
 from ..corpus.vocabulary_sample import VocabularySampler
@@ -49,8 +49,7 @@ def make_sampler(
     size = arguments.vocabulary_sample
     if not 0 < size < vocab_size:
         return None
-    indices = [RowIndex(corpus, max_seq_length=arguments.max_seq_length) for corpus in mixture.corpora]
-    counts = count_tokens(indices, mixture.shares, vocab_size=vocab_size)
+    counts = count_tokens(mixture, max_seq_length=arguments.max_seq_length, vocab_size=vocab_size)
     return VocabularySampler(counts, size=size, seed=seed)
 
 

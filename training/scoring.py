@@ -4,7 +4,7 @@ Works on any `AutoModelForMaskedLM`. The masks are a function of (seed, document
 tokenizer predict the same tokens, and their figures can be compared.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -124,16 +124,16 @@ def files_of_pairs(paths: Sequence[str | Path]) -> list[Path]:
     return files
 
 
-def read_minimal_pairs(paths: Sequence[str | Path]) -> Paradigms:
-    """Minimal pairs from JSON-lines files, or from folders of them, in the form of BLiMP (Warstadt et al. 2020).
+def read_minimal_pairs(files: Iterable[Path]) -> Paradigms:
+    """Minimal pairs from JSON-lines files in the form of BLiMP (Warstadt et al. 2020).
 
     Each line holds `sentence_good` and `sentence_bad`. A file is one paradigm, named after its `UID` or the file.
 
     Raises:
-        ValueError: a path that holds no pairs, or a line that is not a pair.
+        UserError: a file that holds no pairs, or a line that is not a pair.
     """
     paradigms: Paradigms = {}
-    for file in files_of_pairs(paths):
+    for file in files:
         name, pairs, table = file.stem, [], open_table(file)
         for row in table.rows():
             if isinstance(row, BadText):

@@ -16,11 +16,8 @@ from .processes import process_rank
 _SECONDS = 8.0
 
 
-def lock_folder(folder: Path, *, seconds: float = _SECONDS) -> FileLock:
+def lock_folder(folder: Path) -> FileLock:
     """Create and lock an output folder for this process, until it releases the lock or ends.
-
-    Args:
-        seconds: how long to wait for another program.
 
     Raises:
         UserError: another program holds the lock, or the folder cannot be created or locked.
@@ -30,7 +27,7 @@ def lock_folder(folder: Path, *, seconds: float = _SECONDS) -> FileLock:
             folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK_NAME)
         try:
-            lock.acquire(timeout=seconds)
+            lock.acquire(timeout=_SECONDS)
         except Timeout:
             raise UserError(
                 f"output_dir={folder} is in use by another program{_owner(folder)}: wait for it, stop it, or give "

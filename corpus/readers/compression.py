@@ -83,9 +83,9 @@ def read_text(path: str | Path) -> str:
         UserError: as `open_decompressed`; or bytes that are not UTF-8 (the message names the line).
     """
     with open_decompressed(path) as (file, _):
-        data = file.read()
+        data = file.read().removeprefix(codecs.BOM_UTF8)
     try:
-        return data.decode("utf-8-sig")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise UserError(f"{path}, line {line}: not UTF-8 (byte 0x{data[error.start]:02x}); convert the file") from None

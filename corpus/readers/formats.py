@@ -9,8 +9,8 @@ from ...utils.errors import UserError
 from .binary_files import WITHOUT_HTML
 from .columns import find_text_column
 from .compression import bare_suffix, open_decompressed
-from .table_file import BadText, TableFile
-from .tables import LARGEST_DOCUMENT, TABLE_SUFFIXES, lone_surrogate, open_table
+from .table_file import BadText, TableFile, bad_byte, lone_surrogate
+from .tables import LARGEST_DOCUMENT, TABLE_SUFFIXES, open_table
 from .xml_texts import XML_SUFFIXES, texts_of_xml
 
 # (cell, line, "line" or "row") -> a text, or what is wrong with the cell.
@@ -119,7 +119,7 @@ def _plain_texts(file: BinaryIO, separator: str) -> Iterator[str | BadText]:
             text = raw.decode("utf-8")
         except UnicodeDecodeError as error:
             line = first_line + raw.count(b"\n", 0, error.start)
-            yield BadText(line, f"byte 0x{raw[error.start]:02x} is not UTF-8: convert the file")
+            yield BadText(line, bad_byte(raw[error.start]))
         else:
             if text.strip():
                 yield text.replace("\r\n", "\n").strip("\n")

@@ -114,8 +114,7 @@ class Reader:
         _refuse_twice(self.files)
         for path in self.files:  # raises now if a file is not what its suffix says, or has no text column
             next(texts_of_file(path, separator="line", text_column=text_column, read_cell=read_cell), None)
-        only_files = all(isinstance(entry, list) for entry in self._inputs)
-        self.total_bytes = sum(path.stat().st_size for path in self.files) if only_files else None
+        self.total_bytes = None if self.other_inputs else sum(path.stat().st_size for path in self.files)
         if self.total_bytes == 0:
             raise UserError(f"the corpus is empty: no text in {', '.join(map(str, inputs))}")
 

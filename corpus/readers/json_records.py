@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, TextIO
 
 from ...utils.errors import UserError
+from .table_file import bad_byte, not_utf8
 
 LARGEST_OBJECT = 1 << 24  # bytes or characters; as Python objects it takes up to thirty times as much
 _CHUNK = 1 << 18
@@ -64,7 +65,7 @@ def read_lines(file: BinaryIO, source: str) -> Iterator[tuple[int, Any]]:
         try:
             yield number, _DECODER.decode(line.decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError as error:
-            yield number, RecordError(f"byte 0x{line[error.start]:02x} is not UTF-8: convert the file")
+            yield number, RecordError(bad_byte(error.object[error.start]))
         except RecordError as error:
             yield number, error
         except (ValueError, RecursionError) as error:
@@ -90,15 +91,6 @@ def read_array(file: TextIO, source: str) -> Iterator[tuple[int, Any]]:
     text.expect("]")
     if text.peek():
         text.fail("something stands behind the array")
-
-
-def _not_utf8(written: str) -> RecordError | None:
-    """What is wrong if bytes that are not UTF-8 were read as surrogates; an escape such as `\\ud83d` is none."""
-    try:
-        written.encode("utf-8")
-    except UnicodeEncodeError as error:
-        return RecordError(f"byte 0x{ord(written[error.start]) - 0xDC00:02x} is not UTF-8: convert the file")
-    return None
 
 
 class _Text:
@@ -141,9 +133,10 @@ class _Text:
                 self.fail(_reason(error))
             # A number at the end of the buffer may continue in the next chunk.
             if end < len(self._buffer) or not self._read_on():
-                written = self._buffer[self._place : end]
+                # As it is written: in the value, an escape such as `\ud83d` is a surrogate, too.
+                byte = not_utf8(self._buffer[self._place : end])
                 self._go_to(end)
-                return _not_utf8(written) or value
+                return value if byte is None else RecordError(bad_byte(byte))
 
     def _is_final(self, error: json.JSONDecodeError) -> bool:
         """Whether more of the text cannot mend an error: it lies well before the end of what was read."""

@@ -88,3 +88,24 @@ def refuse_repeated(names: list[str], where: str) -> None:
     name, count = Counter(names).most_common(1)[0] if names else ("", 0)
     if count > 1:
         raise UserError(f"{where}: two columns are named {name!r}")
+
+
+def not_utf8(text: str) -> int | None:
+    """The first byte of a text that was not UTF-8, if such bytes were read as lone surrogates; None: all of it was."""
+    character = lone_surrogate(text)
+    return None if character is None else ord(character) - 0xDC00
+
+
+def lone_surrogate(text: str) -> str | None:
+    """The first lone surrogate of a text; JSON holds one if a text was cut within an emoji."""
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            return text[error.start]
+    return None
+
+
+def bad_byte(byte: int) -> str:
+    """What is wrong with a record that holds this byte."""
+    return f"byte 0x{byte:02x} is not UTF-8: convert the file"

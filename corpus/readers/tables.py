@@ -21,7 +21,7 @@ from .columnar import ColumnarFile
 from .columns import USUAL_COLUMNS, is_number, other_separator
 from .compression import COLUMNAR_SUFFIXES, bare_suffix, open_decompressed
 from .delimited import Dialect, find_dialect, read_records
-from .table_file import HEAD_CELLS, HEAD_ROWS, BadText, Row, TableFile, refuse_repeated
+from .table_file import HEAD_CELLS, HEAD_ROWS, BadText, Row, TableFile, bad_byte, not_utf8, refuse_repeated
 
 # Bytes of a document of a text file, and characters of one in XML; a longer one is cut into several, at the end of a
 # line or at a space.
@@ -177,7 +177,7 @@ class _Delimited(TableFile):
             else:
                 bad = next((byte for _, place in checked if (byte := not_utf8(cells[place])) is not None), None)
                 values = {name: cells[place] for name, place in checked}
-                reason = "" if bad is None else f"byte 0x{bad:02x} is not UTF-8: convert the file"
+                reason = "" if bad is None else bad_byte(bad)
                 yield BadText(line, reason) if reason else Row(line, values)
 
 
@@ -204,22 +204,6 @@ def _come_again(first: list[str], records: Iterator[tuple[int, list[str]]]) -> t
 
 def _numbers(width: int) -> list[str]:
     return [str(number) for number in range(1, width + 1)]
-
-
-def not_utf8(cell: str) -> int | None:
-    """The first byte of a text that was not UTF-8, if such bytes were read as lone surrogates; None: all of it was."""
-    character = lone_surrogate(cell)
-    return None if character is None else ord(character) - 0xDC00
-
-
-def lone_surrogate(text: str) -> str | None:
-    """The first lone surrogate of a text; JSON holds one if a text was cut within an emoji."""
-    if not text.isascii():
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            return text[error.start]
-    return None
 
 
 # JSON -----------------------------------------------------------------------------------------------------------------

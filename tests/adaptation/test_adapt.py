@@ -274,7 +274,7 @@ def test_overwriting_waits_for_the_program_that_is_there(
 ) -> None:
     run(bert, texts / "new.txt", tmp_path / "out")
     before = (tmp_path / "out" / "adaptation" / "before.json").read_bytes()
-    monkeypatch.setattr(lock_folder, "__kwdefaults__", {"seconds": 0.1})
+    monkeypatch.setattr("clozebert.utils.locks._SECONDS", 0.1)
     lock = lock_folder(tmp_path / "out")
     with pytest.raises(UserError, match="is in use by another program"):
         run(bert, texts / "new.txt", tmp_path / "out", overwrite_output_dir=True)

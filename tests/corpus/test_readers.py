@@ -234,6 +234,7 @@ BAD = {
         r"line 2: byte 0xe4",
         ["fine", "fine too"],
     ),
+    "bom.jsonl": (b'\xef\xbb\xbf{"text": "b\xe4d"}\n{"text": "fine"}\n', r"line 1: byte 0xe4", ["fine"]),
     "b.jsonl": (b'{"text": "fine"}\n{"text": \n', r"line 2: not JSON", ["fine"]),
     "c.jsonl": (b'{"text": "fine"}\n{"body": "x"}\n', r"line 2: the record has no 'text'", ["fine"]),
     "d.jsonl": (b'{"text": "fine"}\n{"text": 5}\n', r"line 2: the text is '5', a int", ["fine"]),

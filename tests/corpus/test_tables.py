@@ -23,7 +23,7 @@ from often import often
 
 from clozebert.corpus.readers import json_records
 from clozebert.corpus.readers.columns import find_text_column
-from clozebert.corpus.readers.compression import bare_suffix
+from clozebert.corpus.readers.compression import bare_suffix, read_text
 from clozebert.corpus.readers.inputs import Reader
 from clozebert.corpus.readers.table_file import BadText, Row
 from clozebert.corpus.readers.tables import open_table
@@ -468,3 +468,9 @@ def test_bad_rows_are_counted_or_named(folder: Path) -> None:
     reader = Reader([path], on_bad_text="skip")
     assert list(reader.texts()) == ["a", "d", ""]
     assert (reader.sources[0].documents, reader.sources[0].bad_text) == (5, 2)
+
+
+def test_behind_a_byte_order_mark_a_bad_byte_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "a.conll").write_bytes(b"\xef\xbb\xbfa O\n\xff O\n")
+    with pytest.raises(UserError, match=r"a\.conll, line 2: not UTF-8 \(byte 0xff\)"):
+        read_text(tmp_path / "a.conll")

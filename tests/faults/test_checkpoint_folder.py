@@ -47,7 +47,7 @@ def test_the_model_beside_the_checkpoints_is_checked_too(
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     check.main([str(run)])
-    assert "a run of 2 checkpoints, whole: " in (shown := capsys.readouterr().out)
+    assert "a run of 2 checkpoints, undamaged: " in (shown := capsys.readouterr().out)
     manifests = [json.loads(path.read_text()) for path in run.glob("checkpoint-*/training_state/manifest.json")]
     assert f" {sum(len(manifest['files']) for manifest in manifests)} files match their hashes" in shown
     assert "hashes; 3 files of the model can be read" in shown
@@ -143,6 +143,7 @@ def test_a_second_program_is_refused_until_the_first_is_gone(
     """
     if not has_locks:
         without_locks(monkeypatch, errno.ENOSYS)
+    monkeypatch.setattr(locks, "_SECONDS", 0.2 if has_locks else 5.0)
     context = multiprocessing.get_context("fork")
     ready = context.Event()
     first = context.Process(target=hold, args=(tmp_path / "run", ready))
@@ -150,11 +151,11 @@ def test_a_second_program_is_refused_until_the_first_is_gone(
     try:
         assert ready.wait(20)
         with pytest.raises(UserError, match=rf"output_dir=.* is in use by another program \(process {first.pid}\b"):
-            lock_folder(tmp_path / "run", seconds=0.2 if has_locks else 4.0)
+            lock_folder(tmp_path / "run")
     finally:
         os.kill(first.pid, signal.SIGKILL)
         first.join()
-    lock_folder(tmp_path / "run", seconds=0.2 if has_locks else 5.0).release()
+    lock_folder(tmp_path / "run").release()
 
 
 @pytest.mark.filterwarnings("ignore:flock not supported")
@@ -162,9 +163,10 @@ def test_without_locks_a_program_on_another_machine_is_named_with_a_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_locks(monkeypatch, errno.ENOSYS)
+    monkeypatch.setattr(locks, "_SECONDS", 0.2)
     (tmp_path / ".lock").write_text("77\nnode-5\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"\(process 77 on node-5; if that has ended, delete .*\.lock\): wait for it"):
-        lock_folder(tmp_path, seconds=0.2)
+        lock_folder(tmp_path)
 
 
 def test_a_folder_that_cannot_be_locked_is_a_persons_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +200,7 @@ def test_a_link_to_nothing_is_refused(prepared: Path, tmp_path: Path) -> None:
 def test_a_second_run_changes_nothing(prepared: Path, finished: Path, tmp_path: Path, monkeypatch: Any) -> None:
     output_dir = tmp_path / "run"
     shutil.copytree(finished, output_dir)
-    monkeypatch.setattr(lock_folder, "__kwdefaults__", {"name": "output_dir", "seconds": 0.1})
+    monkeypatch.setattr(locks, "_SECONDS", 0.1)
     before = content(output_dir)
     with lock_folder(output_dir):
         for how in ({"overwrite_output_dir": True}, {"resume_from_checkpoint": "latest"}):

@@ -68,7 +68,7 @@ def test_results_files_and_pipelines_of_a_classifier(
 def test_a_folder_takes_one_run_at_a_time(
     models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock_folder, "__kwdefaults__", {"seconds": 0.1})
+    monkeypatch.setattr("clozebert.utils.locks._SECONDS", 0.1)
     lock = lock_folder(tmp_path / "o")
     with pytest.raises(UserError, match="is in use by another program"):
         finetune(arguments_of("single", data["single"], models["bert"], tmp_path / "o"))

@@ -50,7 +50,7 @@ def test_pretraining() -> None:
     assert len(flags_in(shown.partition("\nflags:\n")[2].partition("\n\n")[0])) <= 14
     for heading in (
         "batches:",
-        "the start of a new model:",
+        "initial weights of a new model:",
         "masking and predictions:",
         "optimizer and schedule:",
         "precision and machine:",

@@ -21,6 +21,7 @@ from clozebert.training.initialization.initial_model import load_configuration
 from clozebert.training.pseudo_likelihood import masked_log_likelihoods
 from clozebert.training.scoring import (
     check_lengths,
+    files_of_pairs,
     load_masked_lm,
     read_minimal_pairs,
     score_frozen_masks,
@@ -215,7 +216,7 @@ def test_minimal_pairs_by_a_table(tmp_path: Path) -> None:
     model = Bigrams(table / table.sum(-1, keepdim=True))
     write_pairs(tmp_path / "one.jsonl", [("w9 w0 w1", "w9 w0 w4"), ("w9 w2 w4", "w9 w2 w3"), ("w9 w2 w3", "w9 w2 w4")])
     write_pairs(tmp_path / "other.jsonl", [("w9 w0 w1", "w9 w0 zebra")], UID="named")
-    paradigms = read_minimal_pairs([tmp_path])
+    paradigms = read_minimal_pairs(files_of_pairs([tmp_path]))
     assert list(paradigms) == ["one", "named"]
     results = score_minimal_pairs(model, tokenizer, paradigms)
     assert results["blimp_pairs"] == 4
@@ -233,9 +234,9 @@ def test_minimal_pairs_by_a_table(tmp_path: Path) -> None:
 
 def test_mistakes_are_named(tmp_path: Path, text: Path) -> None:
     with pytest.raises(ValueError, match="does not exist"):
-        read_minimal_pairs([tmp_path / "absent"])
+        files_of_pairs([tmp_path / "absent"])
     with pytest.raises(ValueError, match=r"holds no \.jsonl file"):
-        read_minimal_pairs([tmp_path])
+        files_of_pairs([tmp_path])
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"sentence_good": "a"}\n')
     with pytest.raises(ValueError, match=r"bad\.jsonl, line 1 has no text under 'sentence_bad'"):

@@ -137,11 +137,10 @@ def _check_width(
     if not 0 <= noise < float("inf"):
         raise UserError(f"noise={noise} must be at least 0 and finite")
     old = model.config
-    sizes: dict[str, int] = {
-        "hidden_size": old.hidden_size if hidden_size is None else hidden_size,
-        "num_attention_heads": old.num_attention_heads if num_attention_heads is None else num_attention_heads,
-        "intermediate_size": old.intermediate_size if intermediate_size is None else intermediate_size,
-    }
+    given = {
+        "hidden_size": hidden_size, "num_attention_heads": num_attention_heads, "intermediate_size": intermediate_size
+    }  # fmt: skip
+    sizes: dict[str, int] = {name: getattr(old, name) if size is None else size for name, size in given.items()}
     for name, size in sizes.items():
         if size < getattr(old, name):
             raise UserError(

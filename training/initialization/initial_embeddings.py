@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from ...corpus import Mixture
-from ...corpus.packing import RowIndex
 from ...corpus.text_sample import sample_text
 from ...modeling import ClozeBertForMaskedLM
 
@@ -42,8 +41,7 @@ def embed_by_text(model: ClozeBertForMaskedLM, corpora: Mixture, *, max_seq_leng
     embeddings: Any = model.get_input_embeddings()
     decoder: Any = model.get_output_embeddings()
     table_VE = embeddings.weight
-    indices = [RowIndex(corpus, max_seq_length=max_seq_length) for corpus in corpora.corpora]
-    blocks = [_numbered(ids, lengths) for ids, lengths in sample_text(indices, corpora.shares)]
+    blocks = [_numbered(ids, lengths) for ids, lengths in sample_text(corpora, max_seq_length=max_seq_length)]
     counts_V = torch.stack([torch.bincount(ids_N, minlength=len(table_VE)) for ids_N, _ in blocks]).sum(dim=0)
     found_VE = _factorise(_ppmi(_count_contexts(blocks, counts_V)), size=table_VE.shape[1], seed=seed)
     seen = counts_V.nonzero().squeeze(1)

@@ -15,7 +15,7 @@ from ...utils.errors import UserError
 from ...utils.input_length import beginning_of
 from ..evaluation import perplexity
 from .initial_model import set_token_ids
-from .pseudo_perplexity import WarmStart, check_masked_lm, check_several, masked_loss, pseudo_perplexity
+from .pseudo_perplexity import WarmStart, check_masked_lm, check_several, masked_loss
 from .rebuilding import take_rows
 
 # Tokens of a text on which all tokens are masked one at a time: that work grows with the square of the length.
@@ -80,9 +80,9 @@ def fit_to_enlarged(
     old_documents, new_documents = (
         [beginning_of(reader, text, most)[0] for text in excerpts] for reader in (tokenizer, larger)
     )
-    loss, count = masked_loss(model, old_documents, None)
-    after = pseudo_perplexity(new, new_documents, num_tokens=count)
-    return WarmStart(new, perplexity(loss / count), after, larger)
+    before, count = masked_loss(model, old_documents, None)
+    after, _ = masked_loss(new, new_documents, None)
+    return WarmStart(new, perplexity(before / count), perplexity(after / count), larger)
 
 
 def check_new_tokens(tokenizer: Any, new_tokens: Sequence[str]) -> Enlarged:

@@ -36,7 +36,6 @@ def pseudo_perplexity(
     *,
     positions_per_document: int = 32,
     tokens_per_batch: int | None = None,
-    num_tokens: int | None = None,
 ) -> float:
     """exp(-(1/N) sum_t log p(x_t | x without x_t)) (Salazar et al. 2020): each token masked by itself in turn.
 
@@ -44,13 +43,12 @@ def pseudo_perplexity(
         documents: token ids, special tokens included; those are never masked.
         positions_per_document: mask at most this many tokens of a document, evenly spaced.
         tokens_per_batch: of one forward pass; None: what suits the device.
-        num_tokens: mask all tokens, and divide by this number instead of theirs.
 
     Raises:
         UserError: the model's configuration has no mask token, or there is nothing to mask.
     """
-    loss, count = masked_loss(model, documents, None if num_tokens else positions_per_document, tokens_per_batch)
-    return perplexity(loss / (num_tokens or count))
+    loss, count = masked_loss(model, documents, positions_per_document, tokens_per_batch)
+    return perplexity(loss / count)
 
 
 def masked_loss(

@@ -153,7 +153,6 @@ def orthogonalize(
     *,
     heads: Sequence[Heads] | None = None,
     dtype: torch.dtype = torch.float32,
-    polynomials: Polynomials | None = None,
 ) -> list[torch.Tensor]:
     """Approximately the nearest matrices with orthonormal rows (or columns, if these are fewer): U V^T of U S V^T.
 
@@ -161,7 +160,6 @@ def orthogonalize(
         matrices: of any shapes [rows, columns]. Those of one shape are processed in one batch.
         heads: for each matrix, how it is cut; each part is then made orthogonal by itself.
         dtype: of the matmuls.
-        polynomials: (a, b, c) of each Newton-Schulz step; None: by the size of a matrix or its part.
 
     Returns:
         Matrices of the same shapes, in `dtype`. A matrix of zeros stays zero.
@@ -173,13 +171,12 @@ def orthogonalize(
     for index, part_GMN in enumerate(parts):
         of_shape[(part_GMN.shape[1:], part_GMN.device)].append(index)
     for (shape, device), indices in of_shape.items():
-        steps = _polynomials_for(shape) if polynomials is None else polynomials
         most = _STACK_ON_CPU if device.type == "cpu" else _STACK
         size = max(1, most // max(parts[index].numel() for index in indices))
         for first in range(0, len(indices), size):
             here = indices[first : first + size]
             stack = torch.cat([parts[index] for index in here])
-            done = _newton_schulz(stack, dtype, steps).split([len(parts[index]) for index in here])
+            done = _newton_schulz(stack, dtype, _polynomials_for(shape)).split([len(parts[index]) for index in here])
             for index, part_GMN in zip(here, done, strict=True):
                 found[index] = _join(part_GMN, cuts[index])
     return found

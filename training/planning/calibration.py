@@ -83,21 +83,19 @@ def micro_batches(
     rows: int,
     make_inputs: Callable[[Any], ModelInputs] = model_inputs,
 ) -> Iterator[ModelInputs]:
-    """Yield micro-batches of the run or, without corpora, the same random one each time; on the CPU.
-
-    A share of predicted tokens that falls during the run is its mean here.
-    """
-    timed = dataclasses.replace(
-        arguments.of_one_micro_batch(rows, 1),
-        mlm_probability=arguments.mean_mlm_probability,
-        final_mlm_probability=None,
-    )
+    """Yield micro-batches of the run or, without corpora, the same random one each time; on the CPU."""
+    timed = _at_mean_rate(arguments.of_one_micro_batch(rows, 1))
     if corpora is None:
         yield from itertools.repeat(_random_batch(timed, config, rows=rows))
         return
     stream = make_stream(timed.split_phases()[0], corpora, vocab_size=config.vocab_size)
     for step in itertools.count():
         yield make_inputs(stream.batch(step))
+
+
+def _at_mean_rate(arguments: PretrainingArguments) -> PretrainingArguments:
+    """The run at the mean of a masking rate that changes: its first steps have the initial one."""
+    return dataclasses.replace(arguments, mlm_probability=arguments.mean_mlm_probability, final_mlm_probability=None)
 
 
 def _random_batch(arguments: PretrainingArguments, config: ClozeBertConfig, *, rows: int) -> ModelInputs:
@@ -109,7 +107,7 @@ def _random_batch(arguments: PretrainingArguments, config: ClozeBertConfig, *, r
         sample = {"sampled_ids": torch.from_numpy(drawn.ids), "sampled_log_rates": torch.from_numpy(drawn.log_rates)}
     return {
         "input_ids": torch.randint(config.vocab_size, (1, rows * length)),
-        "packed": Packed.from_lengths([length] * rows, torch.device("cpu")),
+        "packed": Packed.from_lengths([length] * rows),
         "masked_positions": torch.randperm(rows * length)[:predicted].sort().values,
         "labels": torch.randint(config.vocab_size, (predicted,)),
         **sample,
@@ -214,9 +212,8 @@ def _time_and_forget(run: CheckedRun, *, accelerator: Any, seconds: float) -> tu
 
 def _time_steps_of(run: CheckedRun, *, accelerator: Any, seconds: float) -> tuple[StepTime, float]:
     arguments, processes = run.phases[0].arguments, accelerator.num_processes
-    timed = arguments.of_one_micro_batch(arguments.rows_at_once(processes), processes).of_length(MOST_TIMED)
-    # A masking rate that changes is timed at its mean: the first steps have the initial one.
-    timed = dataclasses.replace(timed, mlm_probability=arguments.mean_mlm_probability, final_mlm_probability=None)
+    timed = _at_mean_rate(arguments.of_one_micro_batch(arguments.rows_at_once(processes), processes))
+    timed = timed.of_length(MOST_TIMED)
     begun = time.monotonic()
     setup = set_up_phase(
         dataclasses.replace(run.phases[0], num_steps=MOST_TIMED, arguments=timed),
