@@ -55,6 +55,7 @@ from ..utils.files import (
     whole_files,
     whole_folder,
     write_text,
+    written_in,
 )
 from ..utils.hub_names import hub_name
 from ..utils.input_length import announce_length
@@ -160,7 +161,7 @@ class Adaptation:
 
     def _run(self, *, is_main: bool) -> dict[str, Any]:
         done = Path(self.arguments.output_dir) / ADAPTATION_RESULTS
-        if done.is_file() and (self.work / BEFORE).is_file():
+        if done.is_file() and (self.work / BEFORE).is_file() and written_in(done.parent, [WEIGHTS]):
             self.say(f"{self.arguments.output_dir} is finished already")
             return read_json_object(done)
         if launched_processes() > 1:
@@ -303,8 +304,8 @@ class Adaptation:
                 )
             if name != "general_input" and not manifests["validation"]["documents"]:
                 raise UserError(
-                    f"{name}={getattr(arguments, name)} is a single document, and none can be held out: give "
-                    f"--validation_input, or --document_separator line if each line of a text file is one"
+                    f"{name}={getattr(arguments, name)} is a single document (copies left out), and none can be held "
+                    f"out: give --validation_input, or --document_separator line if each line of a text file is one"
                 )
 
     def _splits(self, suffix: str = "") -> dict[str, Corpus]:

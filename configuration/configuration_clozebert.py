@@ -28,12 +28,12 @@ from .field_checks import (
 )
 from .named_architectures import ARCHITECTURES, every_third_full
 
-# Keys that a configuration file may hold besides the fields below: transformers writes and reads these itself.
-_KEYS_OF_TRANSFORMERS = {
+# Keys that a configuration file may hold besides the fields below: transformers and sentence-transformers write these.
+_KEYS_OF_OTHERS = {
     "_attn_implementation", "_attn_implementation_internal", "_experts_implementation_internal", "_name_or_path",
     "attn_implementation", "auto_map", "experts_implementation", "model_type", "name_or_path", "num_labels",
-    "output_attentions", "per_layer_config", "quantization_config", "rope_scaling", "rope_theta", "tokenizer_class",
-    "torch_dtype", "transformers_weights", "use_cache", "_commit_hash",
+    "output_attentions", "per_layer_config", "quantization_config", "rope_scaling", "rope_theta",
+    "sentence_transformers", "tokenizer_class", "torch_dtype", "transformers_weights", "use_cache", "_commit_hash",
 }  # fmt: skip
 
 
@@ -192,7 +192,7 @@ class ClozeBertConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         for key in kwargs:
-            if key not in _KEYS_OF_TRANSFORMERS:
+            if key not in _KEYS_OF_OTHERS:
                 raise ValueError(unknown_key_message(key, self.field_names()))
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
@@ -249,7 +249,7 @@ class ClozeBertConfig(PreTrainedConfig):
                 f"this is the configuration of a {kind} model: open it with AutoModel, or as a ClozeBERT with "
                 "clozebert.hub.from_native"
             )
-        known = {*cls.field_names(), *_KEYS_OF_TRANSFORMERS}
+        known = {*cls.field_names(), *_KEYS_OF_OTHERS}
         foreign = {key: kwargs.pop(key, config_dict[key]) for key in config_dict if key not in known}
         if foreign:
             _warn_of_foreign(list(foreign), cls.field_names())

@@ -20,7 +20,7 @@ from ..utils.files import OLD_SPECIAL_TOKENS, WEIGHTS, whole_files
 from ..utils.hub_names import is_hub_name
 from ..utils.input_length import longest_input
 from ..utils.tokenizer_files import VOCABULARY_FILES, save_tokenizer
-from ..utils.untrusted import ADAPTER_NAME, check_model_folder
+from ..utils.untrusted import about_adapter, check_model_folder
 from .tasks import Task
 
 DEFAULT_DROPOUT = 0.1
@@ -64,12 +64,10 @@ def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
     """
     folder = Path(name_or_path)
     if folder.is_dir() and not (folder / "config.json").is_file():
-        hint = "give the folder of a whole model"
-        if (folder / ADAPTER_NAME).is_file():
-            hint = "it is an adapter; a finished run of --lora_rank leaves a whole model in its --output_dir"
-        elif models := sorted(str(path.parent) for path in folder.glob("*/config.json")):
-            hint = f"give a folder of a model, such as {models[0]}"
-        raise UserError(f"--model_name_or_path {name_or_path}: it holds no config.json; {hint}")
+        models = sorted(str(path.parent) for path in folder.glob("*/config.json"))
+        example = f"give a folder of a model, such as {models[0]}" if models else "give the folder of a whole model"
+        hint = about_adapter(folder) or f"; {example}"
+        raise UserError(f"--model_name_or_path {name_or_path}: it holds no config.json{hint}")
     return _load_auto(transformers.AutoConfig, name_or_path, trust_remote_code)
 
 

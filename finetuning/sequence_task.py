@@ -261,6 +261,10 @@ class SequenceTask(Task):
     def write_labels(self, config: Any) -> None:
         super().write_labels(config)
         config.problem_type = self.problem_type
+        if self.problem_type == REGRESSION:  # else CrossEncoder puts a single output through a sigmoid
+            config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
+        elif hasattr(config, "sentence_transformers"):  # of a regression that the model was before
+            del config.sentence_transformers
 
     # Examples
 

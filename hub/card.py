@@ -86,6 +86,15 @@ class Card:
             facts["tags"] = [tag for tag in facts.get("tags", []) if tag not in (*NATIVE, *_OWN_TAGS)]
         return facts
 
+    def with_metadata(self, added: Mapping[str, Any]) -> str:
+        """The text of the card with further metadata, such as `license`."""
+        from huggingface_hub import ModelCard
+
+        card = ModelCard(self.text)
+        for name, value in added.items():
+            setattr(card.data, name, value)
+        return str(card)
+
     def history(self) -> dict[str, str]:
         """The parts that say how the model was made."""
         return {name: text for name, text in self.parts.items() if name in _PARTS.values() and name not in _OF_THE_FORM}
@@ -94,7 +103,7 @@ class Card:
 def write_card(
     directory: str | os.PathLike, facts: Mapping[str, Any], *, history: Mapping[str, str] | None = None
 ) -> None:
-    """Write `directory`/README.md, or only warn if a person wrote or edited the existing one.
+    """Write `directory`/README.md, or only warn if the existing one was written or edited otherwise.
 
     Args:
         directory: a saved model; config.json and the headers of the weights are read from it if they exist.
@@ -125,7 +134,7 @@ def write_card(
         raise MissingFileError(f"cannot write a model card into {folder}: the folder does not exist")
     path = folder / CARD_NAME
     if path.is_file() and not is_ours(path.read_text(encoding="utf-8", errors="replace")):
-        warnings.warn(f"{path} was written or edited by a person and is left as it is", stacklevel=2)
+        warnings.warn(f"{path} was not written by ClozeBERT, or was edited since: it is left as it is", stacklevel=2)
         return
     write_text(path, sign_card(render_card(folder, facts, history=history)))
 

@@ -35,6 +35,8 @@ _SHARED = (
     "chunk_size_feed_forward", "dtype", "id2label", "label2id", "output_attentions", "output_hidden_states",
     "problem_type", "return_dict",
 )  # fmt: skip
+# The extra key by which sentence-transformers knows what its CrossEncoder does with the outputs.
+_CROSS_ENCODER = "sentence_transformers"
 # Fields in which a library describes itself; never compared.
 _ADMINISTRATIVE = {"_name_or_path", "architectures", "auto_map", "model_type", "torch_dtype", "transformers_version"}
 # If the architecture has no field for these, they become extra keys, which transformers keeps.
@@ -67,9 +69,7 @@ def config_from_native(config: PreTrainedConfig, ending: str, *, base_pooler: bo
         raise UserError(f"num_labels={config.num_labels}: question answering has two outputs, the start and the end")
     _check_token_ids(native)
     with as_user_errors():
-        ours = ClozeBertConfig(
-            **_to_ours(architecture, native, ending), **{name: getattr(config, name) for name in _SHARED}
-        )
+        ours = ClozeBertConfig(**_to_ours(architecture, native, ending), **_shared_fields(config))
     _check_activations(ours)
     _return_what_is_asked(ours)
     ours.base_pooler = base_pooler and ending == "Model"
@@ -97,10 +97,15 @@ def config_to_native(config: ClozeBertConfig, architecture: Architecture, ending
             if _effective(_to_ours(architecture, _complete(architecture, changed), ending), ending) == same:
                 values = changed
     native = _config_class(architecture)(**values)
-    for name in _SHARED:
-        setattr(native, name, copy.deepcopy(getattr(config, name)))
+    for name, value in _shared_fields(config).items():
+        setattr(native, name, value)
     _return_what_is_asked(native)
     return native
+
+
+def _shared_fields(config: PreTrainedConfig) -> dict[str, Any]:
+    names = [*_SHARED, *([_CROSS_ENCODER] if hasattr(config, _CROSS_ENCODER) else [])]
+    return {name: copy.deepcopy(getattr(config, name)) for name in names}
 
 
 def warn_of_dynamic_rope(config: ClozeBertConfig) -> None:

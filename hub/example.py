@@ -39,7 +39,8 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, config: M
         return ""
     kind, options, columns = _TASKS[task]
     settings = reading_settings(folder)
-    if options and settings.get("label_subwords") == "first":  # the other subwords have learned no tag
+    first_only = bool(options) and settings.get("label_subwords") == "first"
+    if first_only:  # the other subwords have learned no tag
         options = {"aggregation_strategy": "first"}
     is_pair = takes_pairs(folder)
     # In multi-label models a text may have several labels, and a pipeline gives only the best without `top_k`.
@@ -65,6 +66,8 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, config: M
         "```",
         "",
     ]
+    if first_only:
+        lines += ["This pipeline may take a sign behind a word as part of it. `clozebert predict` does not.", ""]
     if not rows:
         return "\n".join([*lines, "It finds nothing in this text."])
     table = [[_cell(row[key]) for key in columns] for row in rows[:_MOST_ROWS]]

@@ -23,7 +23,7 @@ from ..utils.errors import MissingFileError, UserError, as_user_errors
 from ..utils.files import disk_errors
 from ..utils.hub_names import is_hub_name, refuse_unreachable
 from ..utils.progress_bar import quiet
-from ..utils.untrusted import check_model_folder, read_json_object, refuse_pickle, shards_of
+from ..utils.untrusted import about_adapter, check_model_folder, read_json_object, refuse_pickle, shards_of
 from .hub_errors import explain
 from .natives import NATIVE, architecture_of
 from .processors import IMAGE_FILES, LICENSE_FILES, SETTINGS_NAME, TOKENIZER_FILE_NAMES, has_tokenizer
@@ -132,7 +132,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise MissingFileError(f"{folder} holds no model: there is no config.json in it")
+        raise MissingFileError(f"{folder} holds no model: there is no config.json in it{about_adapter(folder)}")
     return read_json_object(path)
 
 

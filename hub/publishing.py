@@ -24,7 +24,7 @@ from ..utils.input_length import announce_length
 from ..utils.output_folders import check_output_dir
 from ..utils.tokenizer_files import read_tokenizer_settings
 from ..utils.untrusted import check_model_folder, read_json_object
-from .card import CARD_NAME, below_headings, read_card, write_card
+from .card import CARD_NAME, Card, below_headings, read_card, write_card
 from .convert import convert_from_native, to_native
 from .convert_config import config_from_native
 from .fingerprint import find_differences, make_fingerprint, read_fingerprint, write_fingerprint
@@ -41,6 +41,7 @@ from .processors import (
 from .pushing import Push, check_access, check_repo_id, push_folder
 from .verification import Verification, verify_folder
 
+_METADATA = ("license", "language", "datasets")  # of a card
 FORMATS = ("auto", "native", "bundle")
 SERVING = ("onnx", "int8", "sentence-transformers")
 _BRANCH = re.compile(r"(?!refs/)[A-Za-z0-9](?:[A-Za-z0-9_-]|[./](?![./]))*(?<![./])")
@@ -151,13 +152,10 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
     check_model_folder(source)
     if read_config(source).get("return_dict") is False:
         raise UserError(f"{source / 'config.json'} has return_dict: false, with which pipelines fail: take it out")
-    card = read_card(source)
+    read_card(source)  # raises: its metadata cannot be read
     _check_names(completion)
-    if public and not _licence_of(source):
-        if card is not None and not card.is_ours:  # pushed as it is
-            raise UserError("a public model needs a licence: name it on top of README.md, which stays as you edited it")
-        if not completion.license:
-            raise UserError("a public model needs a licence: give --license, such as apache-2.0")
+    if public and not completion.license and not _licence_of(source):
+        raise UserError("a public model needs a licence: give --license, such as apache-2.0")
     if completion.evaluation is not None:
         _evaluation_value(source, completion.evaluation)
     for name in completion.serving:
@@ -403,20 +401,19 @@ def _licence_of(source: Path) -> str | None:
 
 
 def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion, serving: list[str]) -> list[str]:
-    """Write the card of the copy: the folder's card, completed if it is ours, unchanged if a person wrote or edited it.
+    """Write the card of the copy: the folder's card, completed. Of one that we did not write, the text stays.
 
     Returns:
         notes for the user.
     """
     old = read_card(source)
     if old is not None and not old.is_ours:
-        write_text(folder / CARD_NAME, old.text)
-        return [_not_on_the_card(source, completion)]
+        return [_write_foreign_card(source, folder, old, completion)]
     facts: dict[str, Any] = {"metrics": _scores(source)} if old is None else old.facts()
     facts.update(name=repo_id.split("/")[-1], repo_id=repo_id, serving=serving, example=completion.example or True)
     if completion.license not in (None, facts.get("license")):
         facts["license_name"] = facts["license_link"] = None  # they are those of the licence before
-    for key in ("license", "language", "datasets"):
+    for key in _METADATA:
         facts[key] = getattr(completion, key) or facts.get(key)
     history = None if old is None else old.history()
     if completion.data_statement and history is None:
@@ -429,12 +426,22 @@ def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion
     return _missing_on_the_card(folder, facts)
 
 
-def _not_on_the_card(source: Path, completion: Completion) -> str:
-    """A note on what is missing from a user's own card, which is published unchanged."""
-    fields = ("license", "language", "datasets", "data_statement", "example")
-    left_out = [name for name in fields if getattr(completion, name)]
-    say = f"{source / CARD_NAME} was edited by a person and goes up as it is"
-    return say + (f"; say {', '.join(left_out)} there" if left_out else "")
+def _write_foreign_card(source: Path, folder: Path, card: Card, completion: Completion) -> str:
+    """Write a card that we did not write, or that was edited since, with the metadata that it lacks.
+
+    Returns:
+        a note on what was added, and on what could not be.
+    """
+    fields = (*_METADATA, "data_statement", "example")
+    given = {name: value for name in fields if (value := getattr(completion, name))}
+    added = {name: value for name, value in given.items() if name in _METADATA and not card.data.get(name)}
+    write_text(folder / CARD_NAME, card.with_metadata(added) if added else card.text)
+    left_out = [name for name, value in given.items() if name not in added and card.data.get(name) != value]
+    return (
+        f"{source / CARD_NAME} was not written by ClozeBERT, or was edited since: its text stays as it is"
+        + (f"; its metadata get {', '.join(added)}" if added else "")
+        + (f"; say {', '.join(left_out)} there yourself" if left_out else "")
+    )
 
 
 def _missing_on_the_card(folder: Path, facts: Mapping[str, Any]) -> list[str]:

@@ -248,9 +248,11 @@ _IGNORED = "/training_args.bin"
 
 
 class LoadablePushes(TrainerCallback):
-    """`Trainer(..., callbacks=[LoadablePushes()])`: every push can be loaded with `AutoModel` and holds no pickle.
+    """`Trainer(..., callbacks=[LoadablePushes()])`: what Trainer pushes can be loaded with `AutoModel`.
 
-    When training begins, the code and a `.gitignore` that names the pickle are put into `output_dir`.
+    When training begins, the code of a ClozeBERT is put into `output_dir`, and a `.gitignore` that keeps Trainer's
+    arguments, a pickle, out of the pushes. The strategies `checkpoint` and `all_checkpoints` also push checkpoints with
+    the state of the optimizer, which are pickles.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -261,5 +263,6 @@ class LoadablePushes(TrainerCallback):
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         if _IGNORED not in lines:
             path.write_text("\n".join([*lines, _IGNORED]) + "\n", encoding="utf-8", newline="\n")
-        if getattr(getattr(model, "config", None), "model_type", None) == "clozebert":
+        is_adapter = hasattr(model, "peft_config") or getattr(model, "_hf_peft_config_loaded", False)
+        if not is_adapter and getattr(getattr(model, "config", None), "model_type", None) == "clozebert":
             write_code(args.output_dir)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..modeling.bundle import CLASS_OF_AUTO_CLASS
 from ..utils.errors import UserError
+from .loading import read_config
 
 # Environment variables that a process that runs a folder's code must not get.
 _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HF_TOKEN_PATH",
@@ -43,8 +44,7 @@ def verify_folder(directory: str | os.PathLike) -> Verification:
             names all of it.
     """
     folder = Path(directory).resolve()
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{directory} holds no model: there is no config.json in it")
+    read_config(folder)
     program = Path(__file__).with_name("clean_process.py")
     with tempfile.TemporaryDirectory() as home:
         answer = Path(home) / "report.json"

@@ -121,8 +121,7 @@ class Pretraining:
     def _settle_length(self, *, begun: float) -> list[str]:
         """Set the number of steps if no flag does: on resuming, the original one; else what fits into `max_minutes`.
 
-        Returns:
-            Lines for the user.
+        Returns lines for the user.
         """
         given = self.run.given
         self._seconds_per_place: float | None = None  # of one process, if steps were timed already
@@ -132,8 +131,9 @@ class Pretraining:
             self.run.phases = with_lengths(self.run.phases[0].arguments, self.state.arguments).split_phases()
             arguments = self.run.phases[0].arguments
             decay = f", {arguments.num_decay_steps:,} of decay" if arguments.lr_scheduler_type == "wsd" else ""
-            kept = f"{int(arguments.warmup_steps):,} of warm-up{decay}"
-            return [f"{self.run.last_step:,} steps, {kept}, as in the checkpoint"]
+            kept = f"{int(arguments.warmup_steps):,} of warm-up{decay}, as in the checkpoint"
+            way_out = "" if given.max_minutes is None else "; --max_minutes does not change them, --max_steps does"
+            return [f"{self.run.last_step:,} steps, {kept}{way_out}"]
         if given.max_minutes is None:
             return []
         uncounted = self.run.phases[0].arguments

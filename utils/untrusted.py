@@ -27,6 +27,13 @@ _TEMPLATES = "additional_chat_templates"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
+def about_adapter(folder: Path) -> str:
+    """What to do, for a message, if a folder without a model holds an adapter; else nothing."""
+    if not (folder / ADAPTER_NAME).is_file():
+        return ""
+    return "; it is an adapter of PEFT: load it with its base model, call merge_and_unload(), and save the result"
+
+
 def is_plain_name(name: object) -> bool:
     """Whether a name is a plain file name: no folder, no drive, no unprintable characters."""
     if not isinstance(name, str) or name in ("", ".", "..") or len(name) > 255 or not name.isprintable():

@@ -97,9 +97,12 @@ def extend(tokenizer: "PreTrainedTokenizerFast", texts: Iterable[str], count: in
 
     new = _extended(tokenizer, learn)
     if not new.merges:
+        reason = "a word of one piece, such as each Chinese character for BERT, has nothing to join"
+        if algorithm == "Unigram":
+            reason += "; nor have the single bytes of a script that the tokenizer does not know: give --tokenizer_name"
         raise UserError(
-            f"extend_vocabulary={count}: no two pieces of a word occur twice side by side and are not an "
-            "entry yet; a word of one piece, such as each Chinese character for BERT, has nothing to join"
+            f"extend_vocabulary={count}: no two pieces of a word occur twice side by side and are not an entry yet; "
+            f"{reason}"
         )
     return new
 

@@ -260,13 +260,15 @@ def test_a_run_outlives_a_preparation_that_cannot_be_read_again(bert: Path, text
     out = tmp_path / "out"
     whole = run(bert, texts / "new.txt", out)
     (out / "adaptation_results.json").unlink()  # stopped before its end
-    tokenizer = out / "adaptation" / "start" / "tokenizer.json"
-    kept = tokenizer.read_bytes()
+    kept = (tokenizer := out / "adaptation" / "start" / "tokenizer.json").read_bytes()
     tokenizer.write_text("{}")
     with pytest.raises(UserError, match="cannot be loaded"):
         run(bert, texts / "new.txt", out)
     tokenizer.write_bytes(kept)
     assert run(bert, texts / "new.txt", out)["evaluation"] == whole["evaluation"]
+    (out / "model.safetensors").unlink()
+    run(bert, texts / "new.txt", out)  # is not finished already
+    assert (out / "model.safetensors").is_file()
 
 
 def test_overwriting_waits_for_the_program_that_is_there(

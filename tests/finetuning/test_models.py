@@ -434,7 +434,7 @@ def test_a_folder_without_a_model_is_an_error_that_says_where_one_is(tmp_path: P
     with pytest.raises(ValueError, match=r"give a folder of a model, such as .*seed-1"):
         load_config(str(tmp_path))
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="it is an adapter"):
+    with pytest.raises(ValueError, match="it is an adapter of PEFT: load it with its base model, call merge"):
         load_config(str(tmp_path))
 
 

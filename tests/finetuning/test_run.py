@@ -178,6 +178,8 @@ def test_regression_gives_values_in_their_own_unit(
     assert results["eval_mse"] < 0.2 * results["eval_majority_mse"]
     settings = json.loads((tmp_path / "o" / "finetuning_settings.json").read_text())
     assert (settings["text_column"], settings["text_pair_column"]) == ("sentence1", "sentence2")
+    config = json.loads((tmp_path / "o" / "config.json").read_text())  # CrossEncoder would take a sigmoid of the value
+    assert config["sentence_transformers"] == {"activation_fn": "torch.nn.modules.linear.Identity"}
 
 
 def test_a_regression_is_not_resumed_with_shifted_labels(models: dict[str, str], tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_own_card_is_renewed_and_an_edited_one_kept(saved):
     edited = path.read_text().replace("# my-encoder", "# My encoder, by hand")
     path.write_text(edited)
     assert not is_ours(edited)
-    with pytest.warns(UserWarning, match="edited by a person"):
+    with pytest.warns(UserWarning, match="was edited since"):
         write_card(saved, FACTS)
     assert path.read_text() == edited
 

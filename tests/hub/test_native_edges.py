@@ -7,6 +7,7 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BertForSequenceClassification,
     BertModel,
     NomicBertConfig,
     NomicBertModel,
@@ -35,6 +36,15 @@ def test_ids_that_the_native_configuration_has_no_field_for_come_along(config):
     assert (back.mask_token_id, back.cls_token_id) == (7, 2)
     ours.config.mask_token_id = 8
     assert to_native(ours).config.mask_token_id == 8
+
+
+def test_what_a_cross_encoder_does_with_the_outputs_comes_along(config):
+    assert not hasattr(from_native(BertForMaskedLM(config)).config, "sentence_transformers")
+    config.sentence_transformers, config.num_labels = {"activation_fn": "torch.nn.modules.linear.Identity"}, 1
+    ours = from_native(BertForSequenceClassification(config))
+    assert ours.config.sentence_transformers == config.sentence_transformers
+    assert to_native(ours).config.sentence_transformers == config.sentence_transformers
+    assert type(ours.config).from_dict(ours.config.to_dict()).sentence_transformers == config.sentence_transformers
 
 
 def test_a_native_model_is_native_already(config):

@@ -189,18 +189,31 @@ def test_scores_of_the_model_index_stay(tmp_path):
 
 def test_card_of_a_person_goes_up_to_the_letter(saved, tmp_path):
     (saved / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
-    _, notes = complete_folder(saved, tmp_path / "copy", "org/name", completion=Completion(language="en"))
+    _, notes = complete_folder(saved, tmp_path / "copy", "org/name", completion=Completion(license="apache-2.0"))
     assert (tmp_path / "copy" / "README.md").read_text() == "---\nlicense: mit\n---\n# Mine\n"
-    assert "edited by a person" in notes[0]
-    assert "language" in notes[0]
+    assert "its text stays as it is; say license there yourself" in notes[0]
+
+
+def test_a_card_of_another_program_gets_the_metadata_that_it_lacks(saved, tmp_path):
+    """Such as the one that Trainer writes."""
+    (saved / "README.md").write_text("---\nlibrary_name: transformers\nlanguage: de\n---\n# Trained\n\nBy Trainer.\n")
+    given = Completion(license="mit", language="en", datasets=["org/data"], example="A text.")
+    _, notes = complete_folder(saved, tmp_path / "copy", "org/name", completion=given)
+    card = ModelCard.load(tmp_path / "copy" / "README.md")
+    assert card.text == "# Trained\n\nBy Trainer.\n"
+    assert card.data.to_dict() == {
+        "library_name": "transformers", "language": "de", "license": "mit", "datasets": ["org/data"]
+    }  # fmt: skip
+    assert "its metadata get license, datasets; say language, example there yourself" in notes[0]
+    check_request(saved, form="auto", completion=given, public=True)
 
 
 def test_the_licence_of_a_public_model_stands_on_the_card_that_is_pushed(tmp_path):
     folder = tmp_path / "saved"
     make_model().save_pretrained(folder)
     (folder / "README.md").write_text("# Mine\n")
-    given = {"form": "auto", "completion": Completion(license="mit"), "public": True}
-    with pytest.raises(UserError, match=r"name it on top of README\.md, which stays as you edited it"):
+    given = {"form": "auto", "completion": Completion(), "public": True}
+    with pytest.raises(UserError, match="a public model needs a licence: give --license"):
         check_request(folder, **given)
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
     check_request(folder, **given)

@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -10,7 +11,7 @@ from natives import make_native
 from saved_models import make_model, save
 from transformers import AutoModel
 
-from clozebert.hub import publishing
+from clozebert.hub import LoadablePushes, publishing
 from clozebert.hub.card import write_card
 from clozebert.hub.convert import convert_folder
 from clozebert.hub.fingerprint import read_fingerprint
@@ -24,6 +25,16 @@ def saved(tmp_path):
     folder = save(tmp_path / "run")
     write_card(folder, {"description": "Reads docstrings.", "corpus": {"tokens": 77}, "validation_loss": 2.5})
     return folder
+
+
+def test_trainer_pushes_the_code_of_a_model_but_not_beside_an_adapter(tmp_path):
+    arguments = SimpleNamespace(push_to_hub=True, output_dir=str(tmp_path / "out"))
+    state = SimpleNamespace(is_world_process_zero=True)
+    adapter = SimpleNamespace(config=make_model().config, peft_config={})
+    LoadablePushes().on_train_begin(arguments, state, None, model=adapter)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".gitignore"]
+    LoadablePushes().on_train_begin(arguments, state, None, model=make_model())
+    assert (tmp_path / "out" / "modeling_clozebert.py").is_file()
 
 
 def test_dry_run_asks_the_hub_nothing(saved, hub, unverified, tmp_path):

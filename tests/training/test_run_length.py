@@ -342,8 +342,9 @@ def test_a_resumed_run_keeps_its_numbers(
     assert f"steps: {steps} of 320 tokens, 0.9" in shown or f"steps: {steps} of 320 tokens, 1.00" in shown
     for path in begun[1:]:
         shutil.rmtree(path)
-    run_here(prepared, **run, resume_from_checkpoint="latest", warmup_steps=1)
-    assert f"{steps} steps, 3 of warm-up, as in the checkpoint" in capsys.readouterr().out
+    run_here(prepared, **run, resume_from_checkpoint="latest", warmup_steps=1, max_minutes=9)
+    kept = f"{steps} steps, 3 of warm-up, as in the checkpoint; --max_minutes does not change them, --max_steps does"
+    assert kept in capsys.readouterr().out
     assert read_training_state(list_checkpoints(tmp_path / "run")[-1])[0].step == steps
     assert ClozeBertConfig.from_pretrained(tmp_path / "run").vocab_size == 67
 
