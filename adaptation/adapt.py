@@ -304,7 +304,7 @@ class Adaptation:
                 )
             if name != "general_input" and not manifests["validation"]["documents"]:
                 raise UserError(
-                    f"{name}={getattr(arguments, name)} is a single document (copies left out), and none can be held "
+                    f"{name}={getattr(arguments, name)} is a single document (copies not counted); none can be held "
                     f"out: give --validation_input, or --document_separator line if each line of a text file is one"
                 )
 

@@ -5,6 +5,7 @@ overwritten: the last line of a card written here holds the hash of the rest, an
 left alone.
 """
 
+import copy
 import hashlib
 import math
 import os
@@ -91,6 +92,7 @@ class Card:
         from huggingface_hub import ModelCard
 
         card = ModelCard(self.text)
+        card.data = copy.copy(self.data)
         for name, value in added.items():
             setattr(card.data, name, value)
         return str(card)

@@ -41,9 +41,9 @@ from .processors import (
 from .pushing import Push, check_access, check_repo_id, push_folder
 from .verification import Verification, verify_folder
 
-_METADATA = ("license", "language", "datasets")  # of a card
 FORMATS = ("auto", "native", "bundle")
 SERVING = ("onnx", "int8", "sentence-transformers")
+_METADATA = ("license", "language", "datasets")  # of a card
 _BRANCH = re.compile(r"(?!refs/)[A-Za-z0-9](?:[A-Za-z0-9_-]|[./](?![./]))*(?<![./])")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _LANGUAGE = re.compile(r"[a-z]{2,3}|multilingual|code")

@@ -16,7 +16,7 @@ def test_text_of_one_document_is_refused_and_can_be_read_by_lines(bert: Path, tm
     text = tmp_path / "one.txt"
     text.write_text("the old cat walked slowly under the window\n" * 20)
     for _ in range(2):
-        with pytest.raises(UserError, match=r"is a single document \(copies left out\), and none can be held out"):
+        with pytest.raises(UserError, match=r"is a single document \(copies not counted\); none can be held out"):
             run(bert, text, tmp_path / "out")
 
 

@@ -196,13 +196,13 @@ def test_card_of_a_person_goes_up_to_the_letter(saved, tmp_path):
 
 def test_a_card_of_another_program_gets_the_metadata_that_it_lacks(saved, tmp_path):
     """Such as the one that Trainer writes."""
-    (saved / "README.md").write_text("---\nlibrary_name: transformers\nlanguage: de\n---\n# Trained\n\nBy Trainer.\n")
+    (saved / "README.md").write_text("---\nlibrary_name: transformers\nlanguage: no\n---\n# Trained\n\nBy Trainer.\n")
     given = Completion(license="mit", language="en", datasets=["org/data"], example="A text.")
     _, notes = complete_folder(saved, tmp_path / "copy", "org/name", completion=given)
     card = ModelCard.load(tmp_path / "copy" / "README.md")
     assert card.text == "# Trained\n\nBy Trainer.\n"
     assert card.data.to_dict() == {
-        "library_name": "transformers", "language": "de", "license": "mit", "datasets": ["org/data"]
+        "library_name": "transformers", "language": "no", "license": "mit", "datasets": ["org/data"]
     }  # fmt: skip
     assert "its metadata get license, datasets; say language, example there yourself" in notes[0]
     check_request(saved, form="auto", completion=given, public=True)
