@@ -44,7 +44,7 @@ from ..training.evaluation import FEW_PREDICTIONS, NothingPredictedError
 from ..training.planning.time_budget import FORWARD_SHARE
 from ..training.pretraining import pretrain
 from ..training.reporting.doctor import survey
-from ..training.scoring import precision_of, score_frozen_masks
+from ..training.scoring import autocast_to, score_frozen_masks
 from ..utils.device import choose_precision, find_device
 from ..utils.errors import UserError, UserFileError
 from ..utils.files import (
@@ -328,7 +328,7 @@ class Adaptation:
         figures = {}
         for name, split in self._splits(suffix).items():
             try:
-                with precision_of(self.device, self.precision):
+                with autocast_to(self.device, self.precision):
                     found: dict[str, float] = score_frozen_masks(
                         model,
                         split,

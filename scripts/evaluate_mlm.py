@@ -25,6 +25,7 @@ from clozebert.utils.memory import memory_errors
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedTokenizerFast
 
     from clozebert.corpus import Corpus, Masking
     from clozebert.corpus.readers.inputs import Reader
@@ -104,14 +105,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     """Measure everything that was asked for: name -> value."""
     from clozebert.corpus import Masking
-    from clozebert.corpus.tokenizer import load_tokenizer
-    from clozebert.training.checks import differing_entries
     from clozebert.training.reporting.doctor import survey
     from clozebert.training.scoring import (
+        autocast_to,
         check_lengths,
         files_of_pairs,
         load_masked_lm,
-        precision_of,
         read_minimal_pairs,
         score_minimal_pairs,
     )
@@ -128,15 +127,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     )
     pair_files = files_of_pairs(arguments.blimp)
     paradigms = read_minimal_pairs(pair_files)
-    if arguments.tokenizer_name is None:
-        tokenizer = load_tokenizer(arguments.model_name_or_path, flag="model_name_or_path")
-    else:
-        tokenizer = load_tokenizer(arguments.tokenizer_name)
-        for number, theirs, mine in differing_entries(arguments.model_name_or_path, tokenizer):
-            raise UserError(
-                f"tokenizer_name={arguments.tokenizer_name!r} has {mine!r} as token {number}, and the model's own "
-                f"{theirs!r}: the scores would mean nothing; leave it out"
-            )
+    tokenizer = _find_tokenizer(arguments.tokenizer_name, arguments.model_name_or_path)
     corpus = None if arguments.corpus is None else _open(arguments.corpus, arguments.split, tokenizer)
     reader = open_input(arguments) if arguments.input else None
     refuse_replacing(arguments.output_file, [*(reader.files if reader else []), *pair_files])
@@ -154,7 +145,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     begun = time.perf_counter()
     bars = StageBars(unit="")
     # Windows does not delete files that are still mapped, and an error would hide the one that came before.
-    with contextlib.ExitStack() as temporary, precision_of(device, precision):
+    with contextlib.ExitStack() as temporary, autocast_to(device, precision):
         if reader is not None:
             with temporary_disk_errors():
                 folder = temporary.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
@@ -171,11 +162,27 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     if paradigms:
         # The difference between the two sentences of a pair is too small for bf16.
         results["blimp_precision"] = "no" if arguments.mixed_precision == "auto" else precision
-        with precision_of(device, results["blimp_precision"]):
+        with autocast_to(device, results["blimp_precision"]):
             report = bars.begin("tokens of minimal pairs")
             results |= score_minimal_pairs(model, tokenizer, paradigms, report=report)
     bars.close()
     return {**results, "seconds": time.perf_counter() - begun}
+
+
+def _find_tokenizer(name: str | None, model_name_or_path: str) -> "PreTrainedTokenizerFast":
+    """The tokenizer of that name, if it has the entries of the model's own; without a name, the model's own."""
+    from clozebert.corpus.tokenizer import load_tokenizer
+    from clozebert.training.checks import differing_entries
+
+    if name is None:
+        return load_tokenizer(model_name_or_path, flag="model_name_or_path")
+    tokenizer = load_tokenizer(name)
+    for number, theirs, mine in differing_entries(model_name_or_path, tokenizer):
+        raise UserError(
+            f"tokenizer_name={name!r} has {mine!r} as token {number}, and the model's own {theirs!r}: the scores would "
+            f"mean nothing; leave it out"
+        )
+    return tokenizer
 
 
 def _row_length(given: int | None, longest: int) -> int:

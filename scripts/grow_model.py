@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clozebert.corpus.readers.reading_flags import ReadingFlags
 from clozebert.scripts._program import open_input, parse, read_file, run, say_left_out
@@ -21,6 +21,9 @@ from clozebert.utils.files import OLD_SPECIAL_TOKENS, disk_errors, whole_files
 from clozebert.utils.output_folders import check_output_dir
 from clozebert.utils.tokenizer_files import save_tokenizer
 from clozebert.utils.wording import counted
+
+if TYPE_CHECKING:
+    from clozebert.training.initialization.new_tokens import Enlarged
 
 
 @dataclass
@@ -72,15 +75,7 @@ def main(argv: list[str] | None = None) -> None:
     say_left_out(reader)
     folder = find_folder(arguments.model_name_or_path)
     tokenizer: Any = load_tokenizer(str(folder), flag="model_name_or_path")
-    enlarged = enlarge(tokenizer, new_tokens)
-    if len(enlarged.left_out) < len(new_tokens):  # else nothing is left to add, and `grow` refuses
-        for token, why in enlarged.left_out.items():
-            print(f"{token!r} is left out: it {why}")
-        new_tokens = [token for token in new_tokens if token not in enlarged.left_out]
-    if inside := len(new_tokens) - len(enlarged.beside):
-        print(f"{counted(inside, 'token')} added to the vocabulary")
-    if new_tokens and enlarged.beside:
-        print(f"{counted(len(enlarged.beside), 'token')} stored beside the vocabulary: {', '.join(enlarged.beside)}")
+    new_tokens = _say_new_tokens(new_tokens, enlarge(tokenizer, new_tokens))
     model = load_clozebert_masked_lm(folder)
     dtype = model.dtype
     model = model.float()  # so that rounding does not show in the figures
@@ -116,6 +111,20 @@ def main(argv: list[str] | None = None) -> None:
         f"{arguments.output_dir}: {parameters:,} parameters; continue training with --model_name_or_path "
         f"{arguments.output_dir}"
     )
+
+
+def _say_new_tokens(new_tokens: list[str], enlarged: "Enlarged") -> list[str]:
+    """Print what becomes of the new tokens, and return those that can be added. `grow` refuses if none can."""
+    if len(enlarged.left_out) == len(new_tokens):
+        return new_tokens
+    for token, why in enlarged.left_out.items():
+        print(f"{token!r} is left out: it {why}")
+    added = [token for token in new_tokens if token not in enlarged.left_out]
+    if inside := len(added) - len(enlarged.beside):
+        print(f"{counted(inside, 'token')} added to the vocabulary")
+    if enlarged.beside:
+        print(f"{counted(len(enlarged.beside), 'token')} stored beside the vocabulary: {', '.join(enlarged.beside)}")
+    return added
 
 
 def _new_tokens(given: list[str]) -> list[str]:

@@ -247,7 +247,7 @@ def load_masked_lm(name_or_path: str, *, device: torch.device, trust_remote_code
     return model.to(device).eval()
 
 
-def precision_of(device: torch.device, precision: str) -> torch.autocast:
+def autocast_to(device: torch.device, precision: str) -> torch.autocast:
     """Autocast to `bf16` or `fp16` (see `choose_precision`); with `no`, compute in the type of the weights."""
     dtype = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     return torch.autocast(device.type, dtype=dtype, enabled=precision != "no")

@@ -23,7 +23,7 @@ def test_a_fine_tuned_model_is_no_damaged_run(tmp_path: Path, capsys: pytest.Cap
     (folder / "checkpoint-2" / "trainer_state.json").write_text('{"global_step": 2}')
     for one in (folder, folder / "checkpoint-2"):
         check.main([str(one)])
-        assert "3 files can be read (it keeps no hashes)" in capsys.readouterr().out
+        assert "3 files of the model can be read (it has no hashes)" in capsys.readouterr().out
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
     with pytest.raises(UserError, match=r"a model, is damaged: .*model\.safetensors"):
         check.main([str(folder)])
@@ -39,7 +39,7 @@ def test_a_model_with_a_broken_or_a_larger_tokenizer_is_damaged(
         Tokenizer(models.WordLevel({f"t{number}": number for number in range(size)}, unk_token="t0")).save(str(path))
         if size == rows:
             check.main([str(folder)])
-            assert "3 files can be read" in capsys.readouterr().out
+            assert "3 files of the model can be read" in capsys.readouterr().out
     with pytest.raises(
         UserError, match=rf"damaged: \S*tokenizer.json has {rows + 1} tokens, and the model {rows} rows"
     ):

@@ -304,7 +304,8 @@ def grow(
     Args:
         tokenizer: the model's; each result has the tokenizer that fits it.
         texts: to measure pseudo-perplexity on; they are truncated to the model's longest input.
-        Others: as above; None or empty: unchanged.
+        Others: those of `grow_width`, `grow_depth`, `extend_positions` and `fit_to_enlarged`. None or empty leaves that
+            part as it is.
 
     Raises:
         UserError: at the call, before any step: one of them is impossible, or there is nothing to do.

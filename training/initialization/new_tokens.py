@@ -75,7 +75,7 @@ def fit_to_enlarged(
     if enlarged.moves_special:
         set_token_ids(new.config, larger)
     most = model.config.max_position_embeddings
-    # Both models must read the same text: the new tokenizer needs fewer tokens and would reach further.
+    # Both models read the same excerpt: the new tokenizer needs fewer tokens, and would else reach further.
     excerpts = [text[: beginning_of(tokenizer, text, min(_EXCERPT, most))[1]] for text in texts]
     old_documents, new_documents = (
         [beginning_of(reader, text, most)[0] for text in excerpts] for reader in (tokenizer, larger)
