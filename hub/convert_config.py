@@ -30,13 +30,12 @@ from .natives import (
 
 logger = logging.getLogger(__name__)
 
-# Fields of every configuration that mean the same on both sides.
+# Fields that mean the same on both sides. Every configuration has them, but for the last one: sentence-transformers'
+# CrossEncoder reads there what it does with the outputs.
 _SHARED = (
     "chunk_size_feed_forward", "dtype", "id2label", "label2id", "output_attentions", "output_hidden_states",
-    "problem_type", "return_dict",
+    "problem_type", "return_dict", "sentence_transformers",
 )  # fmt: skip
-# The extra key by which sentence-transformers knows what its CrossEncoder does with the outputs.
-_CROSS_ENCODER = "sentence_transformers"
 # Fields in which a library describes itself; never compared.
 _ADMINISTRATIVE = {"_name_or_path", "architectures", "auto_map", "model_type", "torch_dtype", "transformers_version"}
 # If the architecture has no field for these, they become extra keys, which transformers keeps.
@@ -104,8 +103,7 @@ def config_to_native(config: ClozeBertConfig, architecture: Architecture, ending
 
 
 def _shared_fields(config: PreTrainedConfig) -> dict[str, Any]:
-    names = [*_SHARED, *([_CROSS_ENCODER] if hasattr(config, _CROSS_ENCODER) else [])]
-    return {name: copy.deepcopy(getattr(config, name)) for name in names}
+    return {name: copy.deepcopy(getattr(config, name)) for name in _SHARED if hasattr(config, name)}
 
 
 def warn_of_dynamic_rope(config: ClozeBertConfig) -> None:

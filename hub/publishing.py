@@ -152,9 +152,9 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
     check_model_folder(source)
     if read_config(source).get("return_dict") is False:
         raise UserError(f"{source / 'config.json'} has return_dict: false, with which pipelines fail: take it out")
-    read_card(source)  # raises: its metadata cannot be read
+    licence = _licence_of(source)  # raises, public or not, if the card's metadata cannot be read
     _check_names(completion)
-    if public and not completion.license and not _licence_of(source):
+    if public and not completion.license and not licence:
         raise UserError("a public model needs a licence: give --license, such as apache-2.0")
     if completion.evaluation is not None:
         _evaluation_value(source, completion.evaluation)

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"{folder} is one split of a corpus: give the folder that it lies in")
     if holds_corpus(folder):
         problems, count = find_damaged_files(folder)
-        kind, found = "corpus", _as_written(count)
+        kind, found = "corpus", _matching(count)
     else:
         kind, problems, found = _check_model(folder)
     if problems:
@@ -59,13 +59,13 @@ def _check_model(folder: Path) -> tuple[str, list[str], str]:
     checkpoints = [one for one in checkpoints if not is_tuned and not (one / "trainer_state.json").exists()]
     problems, count = _check_checkpoints(checkpoints)
     if checkpoints == [folder]:
-        return "checkpoint", problems, _as_written(count)
+        return "checkpoint", problems, _matching(count)
     has_model = (folder / "config.json").exists() or any(folder.glob("*.safetensors"))
     if is_tuned and not has_model:
         raise UserError(f"{folder} is a fine-tuning run that has not ended: it holds no model yet")
     if not checkpoints and not has_model:
         raise UserError(f"{folder} is no corpus, run or model: give the folder of one of these")
-    found = [_as_written(count)] if checkpoints else []
+    found = [_matching(count)] if checkpoints else []
     if has_model:
         damaged, files = _read_model(folder)
         problems += damaged
@@ -84,7 +84,7 @@ def _check_checkpoints(checkpoints: Sequence[Path]) -> tuple[list[str], int]:
     return problems, 0 if problems else sum(len(read_json(one / MANIFEST)["files"]) for one in checkpoints)
 
 
-def _as_written(count: int) -> str:
+def _matching(count: int) -> str:
     return f"{counted(count, 'file')} {'matches its hash' if count == 1 else 'match their hashes'}"
 
 
