@@ -213,26 +213,27 @@ def _alphabet(tokenizer: Tokenizer, pieces: Counter[str], vocab_size: int) -> tu
 
 
 def _warn_of_deleted(pieces: Counter[str], lowercase: bool) -> None:
-    total = private = marks = 0
+    total = private = joiners = marks = 0
     for piece, count in pieces.items():
         total += count * len(piece)
         if not piece.isascii():
             taken_apart = unicodedata.normalize("NFD", piece)  # as the normalizer does with `lowercase`
             categories = [unicodedata.category(letter) for letter in taken_apart if not "\u0300" <= letter <= "\u036f"]
             private += count * categories.count("Co")
+            joiners += count * (piece.count("\u200c") + piece.count("\u200d"))
             marks += count * categories.count("Mn")
-    if private > _DELETED * total:
-        warnings.warn(
-            f"{private / total:.1%} of the characters are for private use (such as U+E000), and WordPiece deletes "
-            "them: take --algorithm bpe, which keeps every character",
-            stacklevel=3,
-        )
-    if lowercase and marks > _DELETED * total:
-        warnings.warn(
-            f"{marks / total:.1%} of the characters are marks other than accents, such as vowel signs, and WordPiece "
-            "deletes them with --lowercase: leave it out, or take --algorithm bpe",
-            stacklevel=3,
-        )
+    keep = "take --algorithm bpe, which keeps every character"
+    for number, what in (
+        (private, f"are for private use (such as U+E000), and WordPiece deletes them: {keep}"),
+        (joiners, f"are zero-width joiners and non-joiners, as in Persian, and WordPiece deletes them: {keep}"),
+        (
+            marks if lowercase else 0,
+            "are marks other than accents, such as vowel signs, and WordPiece deletes them with --lowercase: leave it "
+            "out, or take --algorithm bpe",
+        ),
+    ):
+        if number > _DELETED * total:
+            warnings.warn(f"{number / total:.1%} of the characters {what}", stacklevel=3)
 
 
 def _warn_of_long_words(in_long_words: int, total: int) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -105,7 +105,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     """Measure everything that was asked for: name -> value."""
     from clozebert.corpus import Masking
-    from clozebert.training.reporting.doctor import survey
     from clozebert.training.scoring import (
         autocast_to,
         check_lengths,
@@ -144,21 +143,14 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     results: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
     begun = time.perf_counter()
     bars = StageBars(unit="")
-    # Windows does not delete files that are still mapped, and an error would hide the one that came before.
-    with contextlib.ExitStack() as temporary, autocast_to(device, precision):
-        if reader is not None:
-            with temporary_disk_errors():
-                folder = temporary.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-                corpus = _prepare(reader, tokenizer, folder)
-            if reader.bad_texts:
-                results["documents_left_out"] = reader.bad_texts
+    with contextlib.nullcontext(corpus) if reader is None else _prepared(reader, tokenizer) as corpus:
+        if reader is not None and reader.bad_texts:
+            results["documents_left_out"] = reader.bad_texts
         if corpus is not None:
             results["precision"] = precision
-            # Unknown tokens are never masked, so a tokenizer that does not know the hard words gets a lower loss.
-            found = survey([corpus], shares=[1.0], unk_token_id=tokenizer.unk_token_id)
-            results["unknown_share"] = found.unknown_share
-            results |= _score_corpus(model, corpus, masking, arguments, max_seq_length=length, bars=bars)
-            del corpus
+            with autocast_to(device, precision):
+                results |= _score_corpus(model, tokenizer, corpus, masking, arguments, max_seq_length=length, bars=bars)
+            del corpus  # Windows does not delete files that are still mapped
     if paradigms:
         # The difference between the two sentences of a pair is too small for bf16.
         results["blimp_precision"] = "no" if arguments.mixed_precision == "auto" else precision
@@ -196,6 +188,7 @@ def _row_length(given: int | None, longest: int) -> int:
 
 def _score_corpus(
     model: "torch.nn.Module",
+    tokenizer: "PreTrainedTokenizerFast",
     corpus: "Corpus",
     masking: "Masking",
     arguments: EvaluationArguments,
@@ -203,12 +196,17 @@ def _score_corpus(
     max_seq_length: int,
     bars: "StageBars",
 ) -> dict[str, Any]:
-    """The loss with fixed masks and, unless it is left out, the pseudo-perplexity."""
+    """The share of unknown tokens, the loss with fixed masks and, unless it is left out, the pseudo-perplexity."""
+    from clozebert.training.reporting.doctor import survey
     from clozebert.training.scoring import score_frozen_masks, score_pseudo_perplexity
 
     results: dict[str, Any] = {
-        "documents": corpus.num_documents, "tokens": corpus.num_tokens, "max_seq_length": max_seq_length
-    }  # fmt: skip
+        # Unknown tokens are never masked, so a tokenizer that does not know the hard words gets a lower loss.
+        "unknown_share": survey([corpus], shares=[1.0], unk_token_id=tokenizer.unk_token_id).unknown_share,
+        "documents": corpus.num_documents,
+        "tokens": corpus.num_tokens,
+        "max_seq_length": max_seq_length,
+    }
     results |= score_frozen_masks(
         model,
         corpus,
@@ -242,12 +240,18 @@ def _open(folder: str, split: str, tokenizer: Any) -> "Corpus":
     return corpus
 
 
-def _prepare(reader: "Reader", tokenizer: Any, folder: str) -> "Corpus":
+@contextlib.contextmanager
+def _prepared(reader: "Reader", tokenizer: "PreTrainedTokenizerFast") -> "Iterator[Corpus]":
+    """The texts of a reader as a corpus, in a temporary folder."""
     from clozebert.corpus import Corpus
     from clozebert.corpus.preparation.prepare import prepare
 
-    prepare(reader, tokenizer=tokenizer, output_dir=Path(folder) / "text", validation_fraction=0.0)
-    return Corpus(Path(folder) / "text")
+    # An error while the folder is deleted would hide the one that came before.
+    with contextlib.ExitStack() as temporary:
+        with temporary_disk_errors():
+            folder = temporary.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+            prepare(reader, tokenizer=tokenizer, output_dir=Path(folder) / "text", validation_fraction=0.0)
+        yield Corpus(Path(folder) / "text")
 
 
 def score_table(results: dict[str, Any]) -> list[str]:

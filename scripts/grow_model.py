@@ -23,6 +23,8 @@ from clozebert.utils.tokenizer_files import save_tokenizer
 from clozebert.utils.wording import counted
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
     from clozebert.training.initialization.new_tokens import Enlarged
 
 
@@ -58,14 +60,10 @@ def main(argv: list[str] | None = None) -> None:
             raise UserError(f"--{name} is for a model that grows wider: give one of {', '.join(_WIDTHS)}, too")
 
     from clozebert.corpus.tokenizer import load_tokenizer
-    from clozebert.hub.card import write_card
     from clozebert.hub.convert import load_clozebert_masked_lm
     from clozebert.hub.loading import find_folder
-    from clozebert.hub.origin import facts_of_origin
-    from clozebert.hub.processors import copy_beside
     from clozebert.training.initialization.growth import grow
     from clozebert.training.initialization.new_tokens import enlarge
-    from clozebert.utils.progress_bar import quiet
 
     check_place = partial(check_output_dir, arguments.output_dir, way_out="give another folder")
     check_place()
@@ -90,27 +88,43 @@ def main(argv: list[str] | None = None) -> None:
         growths[f"{name}: pseudo-perplexity before"] = result.before
         growths[f"{name}: pseudo-perplexity after"] = result.after
         model, tokenizer = result.model, result.tokenizer
+    check_place()  # another program may have written there in the meantime
+    _write(model.to(dtype), tokenizer, arguments, source=folder, growths=growths)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(
+        f"{arguments.output_dir}: {parameters:,} parameters; continue training with --model_name_or_path "
+        f"{arguments.output_dir}"
+    )
+
+
+def _write(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerFast",
+    arguments: GrowArguments,
+    *,
+    source: Path,
+    growths: dict[str, float],
+) -> None:
+    """Write the larger model with its tokenizer, what lay beside the model in `source`, and a card."""
+    from clozebert.hub.card import write_card
+    from clozebert.hub.origin import facts_of_origin
+    from clozebert.hub.processors import copy_beside
+    from clozebert.utils.progress_bar import quiet
+
     target = Path(arguments.output_dir)
-    origin, _, facts = facts_of_origin(arguments.model_name_or_path, folder)
+    origin, _, facts = facts_of_origin(arguments.model_name_or_path, source)
     facts |= {
         "name": target.resolve().name,
         "description": f"Grown from `{origin}`, and not trained since.",
         "metrics": growths,
         "eval_results": None,
     }
-    check_place()  # another program may have written there in the meantime
-    source = folder
     with disk_errors(target), whole_files(target, replacing=[OLD_SPECIAL_TOKENS]) as folder:
         with quiet():
-            model.to(dtype).save_pretrained(folder)
+            model.save_pretrained(folder)
         save_tokenizer(tokenizer, folder)
         copy_beside(source, folder)
         write_card(folder, facts)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(
-        f"{arguments.output_dir}: {parameters:,} parameters; continue training with --model_name_or_path "
-        f"{arguments.output_dir}"
-    )
 
 
 def _say_new_tokens(new_tokens: list[str], enlarged: "Enlarged") -> list[str]:

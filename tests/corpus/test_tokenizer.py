@@ -121,6 +121,11 @@ DELETED = [
         r"42\.9% of the characters are marks other than accents, .*--lowercase",
     ),
     ("\u304b\u304c\u304e\u3050", True, r"75\.0% of the characters are marks other than accents"),
+    (
+        "\u0645\u06cc\u200c\u0631\u0648\u0645",
+        False,
+        r"16\.7% of the characters are zero-width joiners .*--algorithm bpe",
+    ),
 ]
 
 

@@ -180,22 +180,21 @@ def make_plan(
     update = _update_flops(arguments, config, owners=shards)
     passes = 4 if arguments.gradient_checkpointing else 3
     if calibration is None:
-        speed = device.peak_flops * utilization
         # No micro-batch and no update is faster than the launches of its kernels.
         launches = (0, 0) if on_cpu else launches_of(config, muon=arguments.optimizer == "muon")
+        speed = device.peak_flops * utilization
         calibration = Calibration(
             max(passes * forward / num_devices / micro_batches / speed, _LAUNCH_SECONDS * launches[0]),
             max(update / speed, _LAUNCH_SECONDS * launches[1]),
         )
-    # Each step has one update. While the batch size warms up, a step has fewer rows and counts as a part of a full one.
+    # While the batch size warms up, a step has fewer rows and counts as a part of a full one.
     size = arguments.batch_size
     of_whole_steps = size.before(arguments.num_steps) / size.rows
-    seconds = of_whole_steps * micro_batches * calibration.micro_batch_seconds
-    seconds += arguments.num_steps * calibration.update_seconds
-    if not on_cpu:
-        # The gradient in float32, to and from every other device (ring all-reduce); nothing for a single device.
-        exchanged = 2 * (num_devices - 1) / num_devices * 4 * parameters_of(config)
-        seconds = max(seconds, arguments.num_steps * exchanged / device.link)
+    seconds = max(
+        of_whole_steps * micro_batches * calibration.micro_batch_seconds
+        + arguments.num_steps * calibration.update_seconds,
+        arguments.num_steps * _exchange_seconds(config, device, num_devices),
+    )
     all_tokens = size.before(arguments.num_steps) * arguments.max_seq_length * fill
     return Plan(
         device=device,
@@ -212,6 +211,13 @@ def make_plan(
         seconds=seconds,
         cost=None if price_per_hour is None else price_per_hour * num_devices * seconds / 3600,
     )
+
+
+def _exchange_seconds(config: ClozeBertConfig, device: Device, num_devices: int) -> float:
+    """Seconds in which every device has the sum of all gradients, in float32 (ring all-reduce); 0 for a single one."""
+    if device.name == "cpu":
+        return 0.0  # processes of one machine
+    return 2 * (num_devices - 1) / num_devices * 4 * parameters_of(config) / device.link
 
 
 def launches_of(config: ClozeBertConfig, *, muon: bool = False) -> tuple[int, int]:
