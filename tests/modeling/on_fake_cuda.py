@@ -362,8 +362,8 @@ def graphs(programs: list[list[str]]) -> dict[str, Any]:
         with fake_cuda.device(records=False):
             model = make(ClozeBertForMaskedLM, config)
             machine.compile_model(model, torch.device("cuda"), backend=backend)
-            for step in range(5):
-                inputs = batch(3 + 4 * step, 101 + 14 * step, 20 + 2 * step, 40 - 6 * step)
+            for step in range(10):
+                inputs = batch(3 + 4 * step, 101 + 14 * step, 20 + 2 * step, 40 - 3 * step)
                 with fake_cuda.autocast(torch.bfloat16):
                     loss = model(**inputs).loss
                 loss.backward()

@@ -196,7 +196,7 @@ def test_inductor_runs_few_kernels_beside_matmuls_and_attention():
 def test_a_compiled_step_of_every_recipe_has_a_graph_for_each_kind_of_layer_and_never_another():
     """Of recipes whose models differ in numbers alone, one is compiled.
 
-    Five steps with other numbers of documents, tokens and predictions, and another longest document.
+    Ten steps with other numbers of documents, tokens and predictions, and another longest document.
     """
     found = run_on_fake_cuda("graphs")["graphs"]
     assert sorted(itertools.chain.from_iterable([recipe, *found[recipe]["same"]] for recipe in found)) == list_recipes()
