@@ -12,7 +12,6 @@ Then the model is converted back to its own architecture and written to OUTPUT_D
 a stop, the same command resumes and gives the same weights.
 """
 
-import json
 import math
 import shutil
 import time
@@ -54,6 +53,7 @@ from ..utils.files import (
     sha256_of_file,
     whole_files,
     whole_folder,
+    write_json,
     write_text,
     written_in,
 )
@@ -253,7 +253,7 @@ class Adaptation:
             "overlap": overlaps, "global_batch_size": rows, "seconds_afterwards": seconds,
             "seconds_before": time.monotonic() - self.begun,
         }  # fmt: skip
-        write_text(self.work / BEFORE, json.dumps(found, indent=2) + "\n")
+        write_json(self.work / BEFORE, found, allow_nan=True)
 
     def _make_start(self) -> None:
         if self.arguments.student is not None and not (self.work / TEACHER_FOLDER).is_dir():
@@ -275,7 +275,7 @@ class Adaptation:
             start.model.save_pretrained(folder)
             copy_beside(self.source.folder, folder)
             save_tokenizer(start.tokenizer, folder)
-            write_text(folder / "vocabulary.json", json.dumps(start.facts, indent=2) + "\n")
+            write_json(folder / "vocabulary.json", start.facts)
 
     def _make_corpora(self, tokenizer: Any, suffix: str) -> None:
         """Tokenize the texts; general text has no validation split, as all of it is used for evaluation."""
@@ -447,7 +447,7 @@ class Adaptation:
         base_model = self.base_model or kept.get("base_model")
         facts = adaptation_facts(results, name=target.resolve().name, base_model=base_model)
         write_card(target, {**kept, **facts})
-        write_text(target / ADAPTATION_RESULTS, json.dumps(results, indent=2) + "\n")
+        write_json(target / ADAPTATION_RESULTS, results, allow_nan=True)
         self.say("\n".join([render_report(results), *warnings_of(results)]))
         return results
 

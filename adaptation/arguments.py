@@ -1,7 +1,6 @@
 """The flags of `adapt`, their checks, and the settings of continued pretraining. Needs no torch."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from ..corpus.readers.reading_flags import ReadingFlags
 from ..training.arguments import PretrainingArguments, largest_divisor
 from ..utils.command_line import flag
 from ..utils.errors import UserError, check_at_least
-from ..utils.files import MODEL_FILES, write_text
+from ..utils.files import MODEL_FILES, write_json
 from ..utils.output_folders import check_output_dir
 from ..utils.untrusted import read_json_object
 from ..utils.values import read_fields
@@ -326,4 +325,4 @@ def check_place(arguments: AdaptationArguments, contents: Mapping[str, Any]) -> 
 
 def write_settings(arguments: AdaptationArguments, contents: Mapping[str, Any]) -> None:
     """Record the flags of this adaptation in its folder, with the hashes of what they name."""
-    write_text(arguments.work / _SETTINGS, json.dumps({**arguments.settings, _CONTENTS: contents}, indent=2) + "\n")
+    write_json(arguments.work / _SETTINGS, {**arguments.settings, _CONTENTS: contents})

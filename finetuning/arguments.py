@@ -183,6 +183,8 @@ class FinetuningArguments:
                 raise UserError(f"{'--seed' if self.seeds is None else '--seeds'} {seed}: must be from 0 to 2**32 - 1")
         if self.seeds is None:
             return
+        if not self.seeds:
+            raise UserError("seeds=[] names no seed: give one or more, or leave it out")
         if len(set(self.seeds)) != len(self.seeds):
             raise UserError(f"--seeds {self.seeds}: a seed comes twice")
         if self.seed != DEFAULT_SEED:
@@ -248,11 +250,7 @@ class PredictionArguments:
 
     def __post_init__(self) -> None:
         read_fields(self)
-        for path in self.input:
-            if path != "-" and os.path.exists(path) and not os.path.isfile(path):
-                raise UserError(f"--input {path}: not a file; pipe lines of text into --input -")
-            if path != "-" and not os.path.isfile(path):
-                raise MissingFileError(f"--input {path}: there is no such file")
+        self._check_inputs()
         if os.path.exists(self.output_file):
             for path in self.input:
                 if path != "-" and os.path.samefile(path, self.output_file):
@@ -265,6 +263,15 @@ class PredictionArguments:
         for name in ("text_column", "text_pair_column"):
             if getattr(self, name) is not None and not any(bare_suffix(path) in TABLE_SUFFIXES for path in self.input):
                 raise UserError(f"--{name} {getattr(self, name)}: no --input is a table ({', '.join(TABLE_SUFFIXES)})")
+
+    def _check_inputs(self) -> None:
+        if not self.input:
+            raise UserError("--input names no file: give one or more, or - for standard input")
+        for path in self.input:
+            if path != "-" and os.path.exists(path) and not os.path.isfile(path):
+                raise UserError(f"--input {path}: not a file; pipe lines of text into --input -")
+            if path != "-" and not os.path.isfile(path):
+                raise MissingFileError(f"--input {path}: there is no such file")
 
     def _check_outputs(self) -> None:
         if Path(self.output_file).suffix.lower() in COMPRESSIONS:

@@ -22,6 +22,7 @@ _METRICS = {
     "spearman": ("spearmanr", "Spearman correlation"),
     "mse": ("mse", "Mean squared error"),
 }
+HELD_OUT = "held out from train"  # the name of a validation split that a run made itself
 _ALWAYS_NAMED = ("learning_rate", "num_train_epochs", "per_device_train_batch_size", "max_seq_length")
 # Flags that a card does not list: a folder of the machine, and names of columns.
 _OF_THE_DATA = (
@@ -56,12 +57,12 @@ def card_facts(
     return {
         **({} if on_hub.encoder is None else {"base_model": on_hub.encoder}),
         "started_from": on_hub.encoder or _file_name(os.path.abspath(arguments.model_name_or_path)),
-        "corpus": _data(arguments, on_hub, results),
+        "corpus": _data(arguments, on_hub, results, eval_split=settings.get("eval_split")),
         "example": True,
         **({} if on_hub.dataset is None else {"datasets": [on_hub.dataset]}),
         "hyperparameters": {**hyperparameters, "seed": settings["arguments"]["seed"]},
         "metrics": {key: value for key, value in results.items() if key.startswith(("eval_", "test_"))},
-        "eval_results": _eval_results(arguments, on_hub, results, settings.get("data", {})),
+        "eval_results": _eval_results(arguments, on_hub, results, settings),
         "seconds": results.get("train_runtime"),
         "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
     }
@@ -76,16 +77,17 @@ def limit_of_windows(max_seq_length: int, *, per_token: bool) -> str:
     )
 
 
-def _data(arguments: FinetuningArguments, on_hub: HubNames, results: dict[str, Any]) -> dict[str, str]:
+def _data(
+    arguments: FinetuningArguments, on_hub: HubNames, results: dict[str, Any], *, eval_split: str | None
+) -> dict[str, str]:
     """The source and the number of examples of each split; of a file only the name."""
-    training = _file_name(arguments.train_file)
-    origins = {
-        "train": training,
-        "eval": _file_name(arguments.validation_file) or f"held out from {training}",
-        "test": _file_name(arguments.test_file),
-    }
     if arguments.dataset_name is not None:
-        origins = dict.fromkeys(origins, on_hub.dataset or _file_name(arguments.dataset_name))
+        origins = dict.fromkeys(("train", "eval", "test"), on_hub.dataset or _file_name(arguments.dataset_name))
+    else:
+        files = (arguments.train_file, arguments.validation_file, arguments.test_file)
+        origins = dict(zip(("train", "eval", "test"), map(_file_name, files), strict=True))
+    if eval_split == HELD_OUT:
+        origins["eval"] = f"held out from {origins['train']}"
     return {
         split: f"{origin}, {results[f'{split}_samples']:,} examples"
         for split, origin in origins.items()
@@ -98,12 +100,14 @@ def _file_name(path: str | None) -> str:
 
 
 def _eval_results(
-    arguments: FinetuningArguments, on_hub: HubNames, results: dict[str, Any], data: dict[str, str]
+    arguments: FinetuningArguments, on_hub: HubNames, results: dict[str, Any], settings: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """The scores as fields of the Hub's `EvalResult`; of a local file only the name is given.
 
-    Scores on the training data themselves are left out. `data`: a hash for each split.
+    Scores on the training data themselves are left out.
     """
+    data = settings.get("data", {})  # a hash for each split
+    names = {"validation": settings.get("eval_split", "validation")}
     found = []
     for prefix, split, path in (
         ("eval", "validation", arguments.validation_file or arguments.train_file),
@@ -116,7 +120,7 @@ def _eval_results(
             if f"{prefix}_{score}" in results:
                 value = float(f"{results[f'{prefix}_{score}']:.6g}")  # not fixed decimals: errors may be tiny
                 found.append(
-                    {**dataset, "dataset_split": split, "metric_type": metric, "metric_name": title}
+                    {**dataset, "dataset_split": names.get(split, split), "metric_type": metric, "metric_name": title}
                     | {"metric_value": value}
                 )
     return found

@@ -14,7 +14,7 @@ from ..corpus.readers.table_file import TableFile
 from ..utils.errors import UserError
 from ..utils.wording import counted
 from .arguments import FinetuningArguments, SequenceArguments, TokenArguments
-from .card import HubNames, hub_names
+from .card import HELD_OUT, HubNames, hub_names
 from .sequence_task import (
     MULTI_LABEL,
     REGRESSION,
@@ -37,7 +37,8 @@ from .token_task import TokenTask, make_token_task
 
 TASKS: dict[str, type[Task]] = {task.task_type: task for task in (SequenceTask, TokenTask)}
 _MOST_SHOWN = 10  # labels in a message
-_HELD_OUT = 10  # one example of so many is held out
+_ONE_OF = 10  # of so many examples, one is held out
+_VALIDATION_SPLITS = ("validation", "dev", "valid", "validation_matched")
 Splits = dict[str, list[Any]]  # "train", "validation" and, if given, "test"
 
 
@@ -63,7 +64,9 @@ def read_data(arguments: FinetuningArguments, known: list[str] | None) -> Labell
     else:
         assert isinstance(arguments, TokenArguments)
         splits, facts, make_task = _read_sentences(arguments)
-    _hold_out_validation(splits, arguments.seed)
+    if "validation" not in splits:
+        facts["eval_split"] = HELD_OUT
+        _hold_out_validation(splits, arguments.seed)
     _say_copies(splits)
     task = make_task(splits["train"], known_names=known)
     if arguments.class_weights == "balanced" and not task.has_classes:
@@ -86,9 +89,10 @@ def _warn_of_training_data(arguments: FinetuningArguments) -> None:
 def _read_sequences(arguments: SequenceArguments) -> tuple[Splits, dict[str, Any], MakeTask]:
     """Examples from tables: labels become names, sets of names or numbers."""
     if arguments.dataset_name is not None:
-        tables = {split: collect(file) for split, file in _dataset_splits(arguments).items()}
+        files, eval_split = _dataset_splits(arguments)
+        tables = {split: collect(file) for split, file in files.items()}
     else:
-        tables = _read_tables(arguments)
+        tables, eval_split = _read_tables(arguments), "validation"
     for table in tables.values():
         if table.num_blank:
             print(f"{table.source}: {len(table)} rows; left out: {table.num_blank} in which every cell is blank")
@@ -130,6 +134,7 @@ def _read_sequences(arguments: SequenceArguments) -> tuple[Splits, dict[str, Any
         "label_column": columns.label,
         "problem_type": problem_type,
         "multi_hot": multi_hot,
+        "eval_split": eval_split,
     }
     # A column without a name has a number for one, and as the label of a regression that reads as an answer.
     value_name = "value" if columns.label.isdecimal() else columns.label
@@ -147,12 +152,13 @@ def _say_absent_classes(examples: list[SequenceExample], size: int) -> None:
 def _read_sentences(arguments: TokenArguments) -> tuple[Splits, dict[str, Any], MakeTask]:
     """Tagged sentences, with IOB2 or plain tags."""
     if arguments.dataset_name is not None:
-        tables = _dataset_splits(arguments)
+        tables, eval_split = _dataset_splits(arguments)
         _leave_out_hidden_test(tables, partial(_hides_tags, tag_column=arguments.tag_column))
         splits: Splits = {
             split: sentences_of_table(table, tag_column=arguments.tag_column) for split, table in tables.items()
         }
     else:
+        eval_split = "validation"
         paths = {"train": arguments.train_file, "validation": arguments.validation_file, "test": arguments.test_file}
         splits = {
             split: read_tagged_file(path, tag_column=arguments.tag_column) for split, path in paths.items() if path
@@ -167,7 +173,7 @@ def _read_sentences(arguments: TokenArguments) -> tuple[Splits, dict[str, Any], 
     if scheme == "auto":
         scheme = detect_scheme(chain.from_iterable(splits.values()))
     splits = {split: [to_iob2(sentence, scheme) for sentence in sentences] for split, sentences in splits.items()}
-    facts = {"tag_scheme": scheme, "label_subwords": arguments.label_subwords}
+    facts = {"tag_scheme": scheme, "label_subwords": arguments.label_subwords, "eval_split": eval_split}
     return splits, facts, partial(make_token_task, scheme=scheme, label_subwords=arguments.label_subwords)
 
 
@@ -187,18 +193,15 @@ def _read_tables(arguments: SequenceArguments) -> dict[str, Table]:
     return tables
 
 
-def _dataset_splits(arguments: FinetuningArguments) -> dict[str, TableFile]:
-    """train, validation and test of a dataset, whatever it calls its validation split."""
+def _dataset_splits(arguments: FinetuningArguments) -> tuple[dict[str, TableFile], str]:
+    """train, validation and test of a dataset, and what it calls its validation split."""
     assert arguments.dataset_name is not None
     tables = open_dataset(arguments.dataset_name, arguments.dataset_config_name)
     if "train" not in tables:
         raise UserError(f"--dataset_name: it has no split 'train', only {', '.join(tables)}")
-    named = {"train": tables["train"]}
-    for split, names in (("validation", ("validation", "dev", "valid", "validation_matched")), ("test", ("test",))):
-        found = next((name for name in names if name in tables), None)
-        if found is not None:
-            named[split] = tables[found]
-    return named
+    eval_split = next((name for name in _VALIDATION_SPLITS if name in tables), _VALIDATION_SPLITS[0])
+    names = {"train": "train", "validation": eval_split, "test": "test"}
+    return {split: tables[name] for split, name in names.items() if name in tables}, eval_split
 
 
 def _leave_out_hidden_test(tables: dict[str, Any], hides: Callable[[Any], bool]) -> None:
@@ -233,10 +236,10 @@ def _choose(groups: list[list[int]], examples: list[Any]) -> set[int]:
 
     First comes an example of each label whose tenth rounds to one or more, as far as the tenth of all reaches.
     """
-    most = max(1, len(examples) // _HELD_OUT)
+    most = max(1, len(examples) // _ONE_OF)
     left = Counter(chain.from_iterable(example.labels for example in examples))
     counts = Counter(chain.from_iterable(set(example.labels) for example in examples))
-    missing = {name for name, count in counts.items() if 2 * count >= _HELD_OUT}
+    missing = {name for name, count in counts.items() if 2 * count >= _ONE_OF}
     chosen: set[int] = set()
     for is_first_pass in (True, False):
         for group in groups:
@@ -287,12 +290,10 @@ def _say_missing_labels(splits: Splits, task: Task) -> None:
 
 
 def _hold_out_validation(splits: Splits, seed: int) -> None:
-    """Without validation data, move a tenth of the training data there: of every label, but never its last example.
+    """Make validation data of a tenth of the training data: of every label, but never its last example.
 
     Copies of a text stay together.
     """
-    if "validation" in splits:
-        return
     examples = splits["train"]
     if len(examples) < 2:
         raise UserError("one training example, and no --validation_file to evaluate on; give more data")

@@ -21,7 +21,7 @@ from ..utils.hub_names import is_hub_name
 from ..utils.input_length import longest_input
 from ..utils.tokenizer_files import VOCABULARY_FILES, save_tokenizer
 from ..utils.untrusted import about_adapter, check_model_folder
-from .tasks import Task
+from .tasks import Task, class_names
 
 DEFAULT_DROPOUT = 0.1
 # The names of dropout settings in the configurations of encoders.
@@ -86,7 +86,7 @@ def known_label_names(config: Any, task: type[Task]) -> list[str] | None:
 
     An encoder's configuration has names too, LABEL_0 and LABEL_1, but it has no head to keep.
     """
-    return [name for _, name in sorted(config.id2label.items())] if task.has_head(config) else None
+    return class_names(config) if task.has_head(config) else None
 
 
 def _answers_alike(config: Any, task: Task) -> bool:
@@ -144,7 +144,7 @@ def load_classifier(
         trust_remote_code=trust_remote_code,
     )
     _refuse_random_encoder(model, missing, name_or_path)
-    keeps_head = same_labels and _answers_in_range(model, task)
+    keeps_head = same_labels and (task.problem_type != "regression" or _answers_in_range(model, task))
     model.drops_head = task.has_head(config) and not keeps_head
     if not keeps_head:
         _initialise_output_layer(model, task)
@@ -280,7 +280,7 @@ def _answers_in_range(model: Any, task: Task) -> bool:
     From far away it could not get there: the steps of the output layer are of the size of the task's values.
     """
     output = output_layer(model)
-    if output is None or output.bias is None or output.bias.numel() > 1:
+    if output is None or output.bias is None:
         return True
     return abs(output.bias.item() - task.target_mean) <= 3 * task.target_scale
 

@@ -18,7 +18,7 @@ from ..corpus.readers.table_file import not_utf8
 from ..corpus.readers.tables import TABLE_SUFFIXES, open_table
 from ..utils.device import find_device
 from ..utils.errors import UserError, as_user_errors
-from ..utils.files import disk_errors, whole_file
+from ..utils.files import disk_errors, whole_file, write_json
 from ..utils.memory import memory_errors
 from ..utils.progress_bar import progress_bar, quiet
 from ..utils.wording import counted
@@ -26,7 +26,7 @@ from .arguments import PredictionArguments
 from .data import TASKS
 from .metrics import check_metric_libraries
 from .models import check_max_seq_length, compares_pairs, load_auto_tokenizer, load_fine_tuned
-from .reports import table_of_results, write_json
+from .reports import table_of_results
 from .resume import read_settings
 from .sequence_task import (
     MULTI_LABEL,

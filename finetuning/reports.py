@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..utils.figures import save_figure
-from ..utils.files import write_text
+from ..utils.files import write_json, write_text
 from .metrics import AVERAGES
 
 RESULTS_FILE = "all_results.json"
@@ -22,11 +22,6 @@ CLASSES_SHOWN = 40  # a plot of more is unreadable
 def score_text(value: float) -> str:
     """A score for display: four decimals, or four significant digits if these would be zeros."""
     return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.4g}"
-
-
-def write_json(path: str | os.PathLike, value: Any) -> None:
-    """Write indented JSON; a NaN raises an error here, rather than in whatever reads the file."""
-    write_text(Path(path), json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_all_results(folder: str, results: dict[str, Any]) -> None:
@@ -65,7 +60,7 @@ class Report:
 
     Attributes:
         predictions: a record for each example, with its gold label.
-        mistakes: a paragraph for each wrong example, the worst first.
+        mistakes: a paragraph for each wrong example, the worst first; for values, for each that is not exact.
         classes: None if the labels are not classes.
     """
 
@@ -78,8 +73,11 @@ def write_report(folder: str, split: str, report: Report) -> None:
     """Write `SPLIT_predictions.jsonl`, `SPLIT_mistakes.txt`, and for classes `SPLIT_report.json` and plots."""
     write_json_lines(os.path.join(folder, f"{split}_predictions.jsonl"), report.predictions)
     worst = report.mistakes[:WORST_SHOWN]
-    head = f"{len(report.mistakes)} of {len(report.predictions)} examples have a mistake"
-    head += f"; the worst {len(worst)}:" if worst else "."
+    if report.classes is None:  # a value is hardly ever right to the last digit
+        head = f"{len(report.predictions)} examples; the {len(worst)} largest errors:"
+    else:
+        head = f"{len(report.mistakes)} of {len(report.predictions)} examples have a mistake"
+        head += f"; the worst {len(worst)}:" if worst else "."
     write_text(Path(folder, f"{split}_mistakes.txt"), "\n\n".join([head, *worst]) + "\n")
     if report.classes is not None:
         write_json(os.path.join(folder, f"{split}_report.json"), report.classes.scores)

@@ -5,14 +5,15 @@ import json
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-from ..utils.errors import UserError
+from ..utils.errors import UserError, first_line
 from ..utils.files import WEIGHTS, written_in
 from ..utils.untrusted import check_model_folder, read_json_object
 from .arguments import comparable
@@ -53,7 +54,15 @@ def read_settings(name_or_path: str) -> dict[str, Any]:
         check_model_folder(name_or_path)
         try:
             path = Path(hf_hub_download(name_or_path, SETTINGS_FILE))
-        except (OSError, ValueError, HfHubHTTPError):  # no such file, or no network
+        except LocalEntryNotFoundError as error:  # no network, or the Hub has a fault; the model may be in the cache
+            if try_to_load_from_cache(name_or_path, SETTINGS_FILE) is not _CACHED_NO_EXIST:
+                warnings.warn(
+                    f"{SETTINGS_FILE} of {name_or_path} cannot be looked up ({first_line(error.__cause__ or error)}): "
+                    "if clozebert fine-tuned this model, long texts and pairs may be read otherwise than in training",
+                    stacklevel=2,
+                )
+            return {}
+        except (OSError, ValueError, HfHubHTTPError):  # no such file, or no such repository
             return {}
     settings = read_json_object(path) if path.exists() else {}
     for name in ("max_seq_length", "window_overlap"):
@@ -99,8 +108,9 @@ def checkpoint_to_resume(wanted: str | None, folder: str, settings: dict[str, An
     if wanted is None:
         return None
     checkpoint = newest_checkpoint(folder) if wanted == "latest" else wanted
+    if checkpoint is None or Path(checkpoint).resolve().parent != Path(folder).resolve():
+        _refuse_to_replace_a_model(Path(folder), wanted, settings)
     if checkpoint is None:
-        _refuse_to_replace_a_model(Path(folder), settings)
         return None
     if not _is_whole(checkpoint):
         raise UserError(f"--resume_from_checkpoint {checkpoint}: no trainer_state.json in it, so it is not complete")
@@ -121,14 +131,14 @@ def checkpoint_to_resume(wanted: str | None, folder: str, settings: dict[str, An
     return checkpoint
 
 
-def _refuse_to_replace_a_model(folder: Path, settings: dict[str, Any]) -> None:
-    """Raise if a folder without checkpoints holds another model, such as the encoder: a new run would replace it."""
+def _refuse_to_replace_a_model(folder: Path, wanted: str, settings: dict[str, Any]) -> None:
+    """Raise if a folder that a run begins in holds another model, such as the encoder, which the run would replace."""
     if not written_in(folder, [WEIGHTS]):
         return
     path = folder / SETTINGS_FILE
     if not path.exists():
         raise UserError(
-            f"--resume_from_checkpoint latest: {folder} holds a model and no run to resume; give another --output_dir"
+            f"--resume_from_checkpoint {wanted}: {folder} holds a model and no run to resume; give another --output_dir"
         )
     refuse_other_settings(folder, read_json_object(path), settings, way_out=AFRESH)
 

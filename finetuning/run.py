@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from transformers import TrainingArguments
 from ..modeling.evaluation_mode import evaluation_mode
 from ..utils.device import choose_precision, find_device, training_modes
 from ..utils.errors import UserError, first_line
-from ..utils.files import WriteCard, disk_errors
+from ..utils.files import WriteCard, disk_errors, write_json
 from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
 from ..utils.output_folders import remove_written
@@ -60,7 +61,6 @@ from .reports import (
     table_of_results,
     warn_of_majority,
     write_all_results,
-    write_json,
     write_report,
 )
 from .resume import (
@@ -228,7 +228,9 @@ class FinetuningRun:
         if self.best_metric[0] not in scores:
             raise UserError(f"--metric_for_best_model {self.best_metric[0]}: there is {', '.join(scores)}")
         self.settings = settings_of(self)
-        refuse_differences({**self.settings["arguments"], **self.settings})
+        # A resumed run may change these two, but its processes must not differ in them.
+        free = {name: getattr(arguments, name) for name in ("per_device_eval_batch_size", "seeds")}
+        refuse_differences({**self.settings["arguments"], **self.settings, **free})
 
     def _check_unknown(self) -> None:
         """Print a warning if the tokenizer does not know a part of the text, and raise if it knows next to nothing."""
@@ -313,8 +315,12 @@ class FinetuningRun:
         if windows < processes:
             raise UserError(f"{processes} processes share {counted(windows, 'training window')}: start fewer processes")
 
-    def check_warmup(self, training: TrainingArguments) -> None:
-        """Raise if the warm-up is longer than the run, whose learning rate would never reach its peak."""
+    def check_warmup(self, training: TrainingArguments, *, of: str = "the run") -> None:
+        """Raise if the warm-up is longer than the run, whose learning rate would never reach its peak.
+
+        Args:
+            of: what has these arguments, for the message.
+        """
         num_batches = rounds_of_epoch(
             len(self.windows["train"]), batch_size=training.train_batch_size, processes=training.world_size
         )
@@ -322,8 +328,8 @@ class FinetuningRun:
         num_steps = training.max_steps if training.max_steps > 0 else num_steps
         if training.warmup_steps > num_steps:
             raise UserError(
-                f"--warmup_steps {training.warmup_steps:g}: the run has {counted(num_steps, 'step')}; give fewer, or "
-                f"a share of all steps, such as 0.1"
+                f"--warmup_steps {training.warmup_steps:g}: {of} has {counted(num_steps, 'step')}; give fewer, or a "
+                f"share of all steps, such as 0.1"
             )
 
     def load_model(self) -> Any:
@@ -368,7 +374,9 @@ class FinetuningRun:
             output_scale=self.task.target_scale,
         )
 
-    def make_trainer(self, **kwargs: Any) -> FinetuningTrainer:
+    def make_trainer(
+        self, *, arguments: TrainingArguments | None = None, model_init: Callable[[], Any] | None = None
+    ) -> FinetuningTrainer:
         """A trainer of this run's model or, given `model_init`, of the models that it makes."""
         trainer = FinetuningTrainer(
             task=self.task,
@@ -380,7 +388,9 @@ class FinetuningRun:
             group_by_length=self.arguments.packing == "auto" and not isinstance(self.collator, PackedCollator),
             train_dataset=self.windows["train"],
             processing_class=self.tokenizer,
-            **{"args": self.training, **({} if "model_init" in kwargs else {"model": self.model}), **kwargs},
+            args=arguments or self.training,
+            model=self.model if model_init is None else None,
+            model_init=model_init,
         )
         trainer.pop_callback(transformers.PrinterCallback)
         trainer.add_callback(BestOfMovedRun())

@@ -13,9 +13,9 @@ from accelerate.utils import broadcast_object_list
 from transformers import IntervalStrategy, set_seed
 
 from ..utils.errors import MissingPackageError, UserError
+from ..utils.files import write_json
 from ..utils.untrusted import read_json_object
 from .plan import say_plan
-from .reports import write_json
 from .resume import refuse_other_settings
 from .trainer import SELECTION
 
@@ -148,7 +148,7 @@ def _check_shortest(run: "FinetuningRun", distributions: dict[str, Any]) -> None
     for name, choose in (("per_device_train_batch_size", max), ("num_train_epochs", min)):
         if name in distributions:
             setattr(shortest, name, choose(distributions[name].choices))
-    run.check_warmup(shortest)
+    run.check_warmup(shortest, of="the shortest trial of the search")
 
 
 def _make_study(
@@ -251,7 +251,7 @@ def _make_trials(
     arguments_of_trials = copy.copy(run.training)  # each trial changes their values
     arguments_of_trials.save_strategy = IntervalStrategy.NO
     arguments_of_trials.load_best_model_at_end = False
-    trainer = run.make_trainer(model_init=load_model, args=arguments_of_trials)
+    trainer = run.make_trainer(arguments=arguments_of_trials, model_init=load_model)
     try:
         trainer.hyperparameter_search(
             hp_space=space,

@@ -24,7 +24,7 @@ from .arguments import PROBLEM_TYPES
 from .metrics import class_report, label_report, multi_label_metrics, regression_metrics, single_label_metrics
 from .reports import ClassReport, Report
 from .tables import SequenceColumns, Table, are_fractions, is_missing
-from .tasks import Task, refuse_two_forms
+from .tasks import Task, class_names, refuse_two_forms
 from .windows import Window, WindowMaker
 
 SINGLE_LABEL, MULTI_LABEL, REGRESSION = PROBLEM_TYPES
@@ -251,7 +251,7 @@ class SequenceTask(Task):
     @classmethod
     def of_config(cls, config: Any, settings: Mapping[str, Any]) -> "SequenceTask":
         """The task of a fine-tuned model. If its configuration has no problem type, one output means regression."""
-        names = [name for _, name in sorted(config.id2label.items())]
+        names = class_names(config)
         by_outputs = REGRESSION if len(names) == 1 else SINGLE_LABEL
         problem_type = config.problem_type if config.problem_type in PROBLEM_TYPES else by_outputs
         if problem_type == REGRESSION and len(names) > 1:

@@ -10,7 +10,6 @@ from itertools import pairwise, takewhile
 from statistics import median_low
 from typing import Any
 
-from ..corpus.encoding import UNSPACED_SCRIPTS
 from ..corpus.readers.compression import COLUMNAR_SUFFIXES, bare_suffix, read_text
 from ..corpus.readers.table_file import Row, TableFile
 from ..corpus.readers.tables import open_table
@@ -18,16 +17,14 @@ from ..utils.errors import UserError
 from ..utils.wording import in_short
 from .tables import good_rows, is_missing, refuse_rejected
 from .tags import OUTSIDE, TaggedSentence
+from .words import is_unspaced, word_bounds
 
 CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 WORD_FIELDS = ("words", "tokens")
 TAG_FIELDS = ("tags", "ner_tags", "labels", "pos_tags", "upos", "slots")
 SPAN_FIELDS = ("spans", "entities", "label", "labels")
 _TAG_HEADINGS = {"tag", "label", "pos", "upos", "xpos", "ner", "ner_tag", *TAG_FIELDS}
-_JOINER = "\u200d"  # joins several emoji into one
-_SKIN_TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
 _BLANKS = re.compile(r"[ \t]+")
-_HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3\uffa0-\uffdc]")
 
 
 def read_tagged_file(path: str, *, tag_column: str | None = None, with_tags: bool = True) -> list[TaggedSentence]:
@@ -194,13 +191,17 @@ def _column_number(name: str | None, width: int, path: str) -> int:
     if name is None:
         return width - 1
     try:
-        number = int(name)
+        index = _index_of_column(int(name), width)
     except ValueError:
         raise UserError(f"--tag_column {name}: {path} has no named columns; give a number from 2 to {width}") from None
-    index = number - 1 if number > 0 else width + number
-    if number == 0 or not 0 < index < width:
+    if not 0 < index < width:
         raise UserError(f"--tag_column {name}: {path} has the columns 1 to {width}, and 1 holds the words")
     return index
+
+
+def _index_of_column(number: int, width: int) -> int:
+    """The index of a column by its number from 1, or from the end if negative; -1 for 0."""
+    return number - 1 if number >= 0 else width + number
 
 
 def _conllu_sentences(path: str, text: str, tag_column: str | None, with_tags: bool) -> Iterator[TaggedSentence]:
@@ -233,13 +234,21 @@ def _conllu_rows(block: list[tuple[int, str]], path: str) -> list[tuple[int, lis
 
 
 def _conllu_column(name: str | None, path: str) -> int:
+    first, width = CONLLU_COLUMNS.index("form") + 1, len(CONLLU_COLUMNS)
     if name is None:
         return CONLLU_COLUMNS.index("upos")
     if name.lower() in CONLLU_COLUMNS:
-        return CONLLU_COLUMNS.index(name.lower())
-    if name.lstrip("-").isdigit():
-        return _column_number(name, len(CONLLU_COLUMNS), path)
-    raise UserError(f"--tag_column {name}: CoNLL-U has {', '.join(CONLLU_COLUMNS)}")
+        index = CONLLU_COLUMNS.index(name.lower())
+    elif name.lstrip("-").isdigit():
+        index = _index_of_column(int(name), width)
+    else:
+        raise UserError(f"--tag_column {name}: CoNLL-U has {', '.join(CONLLU_COLUMNS)}")
+    if not first <= index < width:
+        raise UserError(
+            f"--tag_column {name}: tags stand in the columns {first + 1} to {width} of {path}; give one of "
+            f"{', '.join(CONLLU_COLUMNS[first:])}"
+        )
+    return index
 
 
 def _conllu_spaces(rows: list[list[str]]) -> list[bool]:
@@ -294,6 +303,8 @@ def are_words(value: Any) -> bool:
 
 
 def _spans_of(record: dict[str, Any], span_field: str | None, where: str) -> list[tuple[int, int, str]]:
+    if span_field is not None and span_field not in record:
+        raise UserError(f"{where}: --tag_column {span_field}: there is no such field; found {', '.join(record)}")
     span_field = span_field or next((name for name in SPAN_FIELDS if name in record), None)
     if span_field is None or not isinstance(record.get(span_field), list):
         raise UserError(
@@ -314,6 +325,8 @@ def _words_of(record: dict[str, Any], word_field: str, where: str) -> list[str]:
 
 
 def _tags_of(record: dict[str, Any], word_field: str, tag_field: str | None, where: str) -> list[str | None]:
+    if tag_field is not None and tag_field not in record:
+        raise UserError(f"{where}: --tag_column {tag_field}: there is no such field; found {', '.join(record)}")
     tag_field = tag_field or next((name for name in TAG_FIELDS if name in record), None)
     values, words = record.get(tag_field or ""), record[word_field]
     if not isinstance(values, (list, tuple)):
@@ -417,79 +430,11 @@ def _tags_of_spans(
     return tags, num_inexact
 
 
-def word_bounds(text: str) -> list[tuple[int, int]]:
-    """(start, end) of the words of a text: sequences of letters, marks and digits.
-
-    Each letter of a script without spaces, and each other sign, is a word by itself, with the marks that follow it.
-    """
-    bounds: list[tuple[int, int]] = []
-    previous, joined = " ", False
-    for position, character in enumerate(text):
-        kind = _kind_of(character)
-        if kind == "mark":  # it belongs to the character before it
-            kind = "word" if previous == " " else previous
-            goes_on = previous != " "
-        else:
-            goes_on = kind == previous == "word" or (joined and kind == "sign")
-        if goes_on:
-            bounds[-1] = (bounds[-1][0], position + 1)
-        elif kind != " ":
-            bounds.append((position, position + 1))
-        previous, joined = kind, character == _JOINER
-    return bounds
-
-
-def unit_bounds(word: str) -> list[tuple[int, int]]:
-    """(start, end) of the units of a word of a file, as which a model reads it.
-
-    Each letter of a script without spaces is a unit, as in `word_bounds`, since running text does not show which of
-    them make a word. What stands between such letters is not cut, so every other word is one unit.
-    """
-    if not has_unspaced_letter(word):
-        return [(0, len(word))]
-    units: list[tuple[int, int]] = []
-    for start, end in word_bounds(word):
-        joins = bool(units) and not _is_unspaced_letter(word[units[-1][0]]) and not _is_unspaced_letter(word[start])
-        if joins:
-            units[-1] = (units[-1][0], end)
-        else:
-            units.append((start, end))
-    return units
-
-
-def has_unspaced_letter(word: str) -> bool:
-    """Whether a letter of a script without spaces between words occurs."""
-    return not word.isascii() and any(map(_is_unspaced_letter, word))
-
-
-def _kind_of(character: str) -> str:
-    if character.isspace():
-        return " "
-    category = unicodedata.category(character)
-    if category[0] == "M" or category == "Cf" or character in _SKIN_TONES:
-        return "mark"
-    if _is_unspaced_letter(character):
-        return "sign"
-    is_letter = category[0] in "LN" or category == "Co"  # for private use, as the letters of medieval fonts are
-    return "word" if is_letter or character == "_" else "sign"
-
-
-def _is_unspaced_letter(character: str) -> bool:
-    return unicodedata.category(character) in ("Lo", "Lm") and _is_unspaced(character)
-
-
-def _is_unspaced(character: str) -> bool:
-    """Whether a letter, mark or full stop is of a script without spaces between words."""
-    if UNSPACED_SCRIPTS.match(character):
-        return True
-    return unicodedata.east_asian_width(character) in "WFH" and not _HANGUL.match(character)
-
-
 def _spaces_between(words: Sequence[str]) -> list[bool]:
     """Whether a space precedes each word, for files that do not say: not between words of unspaced scripts."""
 
-    def is_unspaced(character: str) -> bool:
-        return unicodedata.category(character)[0] in "LMP" and _is_unspaced(character)
+    def is_glued(character: str) -> bool:
+        return unicodedata.category(character)[0] in "LMP" and is_unspaced(character)
 
-    glued = [is_unspaced(before[-1]) and is_unspaced(word[0]) for before, word in pairwise(words)]
+    glued = [is_glued(before[-1]) and is_glued(word[0]) for before, word in pairwise(words)]
     return [False, *(not one for one in glued)]

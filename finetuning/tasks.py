@@ -18,6 +18,11 @@ from .reports import Report
 from .windows import Window, WindowMaker
 
 
+def class_names(config: Any) -> list[str]:
+    """The names of the classes of a model, by number."""
+    return [name for _, name in sorted(config.id2label.items())]
+
+
 def refuse_two_forms(names: Iterable[str]) -> None:
     """Raise if two labels are the same text in two Unicode forms."""
     of_form: dict[str, str] = {}

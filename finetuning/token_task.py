@@ -15,10 +15,11 @@ from ..modeling.losses import IGNORED_LABEL, cross_entropy
 from ..utils.errors import UserError
 from .metrics import class_report, entity_report, tag_metrics
 from .reports import ClassReport, Report
-from .tagged_files import has_unspaced_letter, read_tagged_file, sentence_of_text, unit_bounds, word_bounds
+from .tagged_files import read_tagged_file, sentence_of_text
 from .tags import OUTSIDE, TaggedSentence, entity_spans, label_names_of_tags, repair_iob2
-from .tasks import Task, refuse_two_forms
+from .tasks import Task, class_names, refuse_two_forms
 from .windows import Window, WindowMaker
+from .words import has_unspaced_letter, unit_bounds, word_bounds
 
 
 class TokenTask(Task):
@@ -52,7 +53,7 @@ class TokenTask(Task):
 
         They do not if it was trained with `--tag_scheme plain`.
         """
-        names = [name for _, name in sorted(config.id2label.items())]
+        names = class_names(config)
         entities = settings.get("tag_scheme") != "plain" and _mark_entities(names)
         return cls(label_names=names, entities=entities, label_subwords=settings.get("label_subwords", "all"))
 

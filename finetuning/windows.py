@@ -139,8 +139,8 @@ def pair_spans(
     return [(texts[min(i, len(texts) - 1)], pairs[min(i, len(pairs) - 1)]) for i in range(count)]
 
 
-def _without_prefix(tokenizer: Any) -> Tokenizer | None:
-    """The tokenizer, changed to put no space before a text; None if it puts none already."""
+def _remove_prefix(tokenizer: Any) -> Tokenizer | None:
+    """A copy of the tokenizer that puts no space before a text; None if it puts none already."""
     spec = json.loads(tokenizer.backend_tokenizer.to_str())
     parts = [spec["normalizer"] or {}, spec["pre_tokenizer"] or {}]
     before = copy.deepcopy(parts)
@@ -186,7 +186,7 @@ class WindowMaker:
     @cached_property
     def _without_prefix(self) -> Tokenizer | None:
         """Made only when words are encoded, since it copies the vocabulary."""
-        return _without_prefix(self.tokenizer)
+        return _remove_prefix(self.tokenizer)
 
     @cached_property
     def _marks_words(self) -> bool:

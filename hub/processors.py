@@ -10,7 +10,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from ..utils.errors import UserError, as_user_errors
-from ..utils.files import write_text
+from ..utils.files import write_json
 from ..utils.tokenizer_files import (
     VOCABULARY_FILES,
     read_tokenizer_settings,
@@ -93,7 +93,7 @@ def copy_reading_settings(folder: Path, directory: Path) -> None:
     """Copy how a fine-tuned model reads texts (pairs, windows), so that `predict` reads them as training did."""
     if settings := reading_settings(folder):
         reading = {name: settings[name] for name in _READING if name in settings}
-        write_text(directory / SETTINGS_NAME, json.dumps(reading, indent=2) + "\n")
+        write_json(directory / SETTINGS_NAME, reading)
 
 
 def save_beside_model(tokenizer: Any, directory: Path) -> None:

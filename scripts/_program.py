@@ -3,7 +3,6 @@
 import atexit
 import gc
 import io
-import json
 import os
 import select
 import sys
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from clozebert.utils.command_line import Flag, Parser, flags_of
 from clozebert.utils.errors import UserError, as_user_errors, exit_with_error
-from clozebert.utils.files import write_text
+from clozebert.utils.files import write_json
 from clozebert.utils.interrupts import answering_interrupts, is_interrupted
 from clozebert.utils.limits import available_cpus, processor_limit
 from clozebert.utils.output_folders import closed_place
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 
 _Arguments = TypeVar("_Arguments")
 _format_with_place = warnings.formatwarning
+# What several processes may run together.
+_LAUNCHED = ("adapt", "finetune-sequence", "finetune-token", "pretrain")
 
 # Set before torch is imported. Threads that spin while waiting make a busy machine several times slower; threads that
 # sleep at once make an idle one slower by half. So they spin for about as long as waking up takes (docs/LOG.md).
@@ -57,6 +58,11 @@ def parse(
         verb: the program's name as a verb of `clozebert`.
         first: the flag whose value may be given first, without the flag's name.
     """
+    if verb not in _LAUNCHED and launched_processes() > 1 and "LOCAL_RANK" in os.environ:
+        raise UserError(
+            f"{verb} runs in one process, and a launcher started {launched_processes()}: start it without accelerate "
+            "launch or torchrun"
+        )
     given = list(sys.argv[1:] if argv is None else argv)
     if first is not None and given and not given[0].startswith("-"):
         given.insert(0, f"--{first}")
@@ -156,7 +162,7 @@ def refuse_replacing(output_file: str | None, files: Iterable[Path]) -> None:
 def write_results(output_file: str, results: Mapping[str, Any]) -> None:
     """Write the results of a program to the file given by --output_file."""
     with as_user_errors(OSError, about="--output_file"):
-        write_text(Path(output_file), json.dumps(results, indent=2) + "\n")
+        write_json(output_file, results, allow_nan=True)
 
 
 def exit_if_stopped(results: Mapping[str, Any]) -> None:

@@ -243,6 +243,8 @@ class PretrainingArguments:
             try:
                 if not isinstance(model, dict):
                     raise UserError(f"model={model!r} must be `name: value` lines")
+                if "vocab_size" in model:
+                    raise UserError(f"vocab_size={model['vocab_size']}: leave it out, the tokenizer says it")
                 if of_run := next((name for name in changes if name in _OF_THE_RUN), None):
                     raise UserError(f"{of_run} belongs to the whole run, and no phase can change it: leave it out")
                 reject_unknown_keys(changes, [*known, "model"], where="a phase")
@@ -291,8 +293,10 @@ class PretrainingArguments:
 
     @property
     def num_decay_steps(self) -> int:
-        """How many steps the decay of `wsd` takes; a fifth of the run by default."""
-        return self.num_steps // 5 if self.decay_steps is None else int(self.decay_steps)
+        """How many steps the decay of `wsd` takes; by default a fifth of the run, or what the warm-up leaves."""
+        if self.decay_steps is not None:
+            return int(self.decay_steps)
+        return min(self.num_steps // 5, self.num_steps - int(self.warmup_steps))
 
     def learning_rate_factor(self, step: int) -> float:
         """The schedule's factor for the update made in `step`."""
@@ -447,7 +451,7 @@ class Phase:
     Attributes:
         index: which phase it is, from 0.
         first_step, num_steps: how many steps of the run come before it, and how many it has.
-        arguments: its own; `max_steps` is the length of the phase.
+        arguments: its own; `max_steps` is the length of the phase, but for a dry run, which takes fewer.
         model: the fields of the model's configuration that differ from the run's.
     """
 

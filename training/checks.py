@@ -66,6 +66,13 @@ class CheckedRun:
         return max(phase.arguments.max_seq_length for phase in self.phases)
 
 
+# The flags in which processes may differ: what lies on their own disks, and what concerns none of the others.
+_OF_A_PROCESS = (
+    "corpus", "tokenizer_name", "model_name_or_path", "teacher_name_or_path", "output_dir", "resume_from_checkpoint",
+    "max_minutes", "mixed_precision", "use_cpu", "dataloader_num_workers", "ddp_timeout", "report_to", "disable_tqdm",
+)  # fmt: skip
+
+
 def check_processes(run: CheckedRun, accelerator: Any) -> None:
     """Refuse batches that do not fit the processes, what the precision cannot compute, and processes that differ.
 
@@ -74,10 +81,14 @@ def check_processes(run: CheckedRun, accelerator: Any) -> None:
     for phase in run.phases:
         phase.arguments.micro_batches(accelerator.num_processes)  # raises where they do not fit
         check_precision(phase.arguments, accelerator.mixed_precision)
-    mine: dict[str, Any] = {"teacher": run.teacher_fingerprint}
+    mine: dict[str, Any] = {
+        "teacher": run.teacher_fingerprint,
+        "mixed_precision": accelerator.mixed_precision,
+        "max_minutes": run.given.max_minutes is None,  # `adapt` computes it from the clock
+    }
     for number, (phase, mixture, config) in enumerate(zip(run.phases, run.mixtures, run.configs, strict=True)):
         of_phase = {
-            **phase.arguments.decisive(),
+            **{name: value for name, value in vars(phase.arguments).items() if name not in _OF_A_PROCESS},
             "corpus": mixture.fingerprint,
             "validation split": mixture.validation_fingerprint,
             "model": {name: value for name, value in config.to_dict().items() if name != "transformers_version"},
@@ -95,6 +106,11 @@ def check_run(arguments: PretrainingArguments, config: ClozeBertConfig) -> Check
     Raises:
         UserError: names what does not fit, and what to do.
     """
+    if arguments.max_steps is not None and arguments.num_train_epochs is not None:
+        raise UserError(
+            f"max_steps={arguments.max_steps} and num_train_epochs={arguments.num_train_epochs} both say how long the "
+            "run is: give one of them"
+        )
     check_trackers(arguments.report_to)
     tokenizer = load_tokenizer(arguments.tokenizer_name)
     first = _open_mixture(arguments, tokenizer)

@@ -14,7 +14,7 @@ from ..modeling.packed_view import packed_view
 from ..utils.errors import UserError
 from .arguments import PretrainingArguments
 from .batches import make_masking
-from .prefetch import model_inputs, to_device
+from .prefetch import ModelInputs, count_predicted, model_inputs, to_device
 from .runtime.leaving_early import LeftEarlyError, leaving_early
 from .runtime.processes import sum_over_processes
 
@@ -26,9 +26,6 @@ FEW_PREDICTIONS = 1000
 
 class NothingPredictedError(UserError):
     """No token of the held-out text is predicted."""
-
-    def __init__(self) -> None:
-        super().__init__("the held-out text is so short that none of its tokens is predicted: give more of it")
 
 
 class EvaluationStoppedError(Exception):
@@ -56,6 +53,9 @@ def evaluate_masked_lm(
 
     Args:
         model: any masked-LM model of transformers or ours.
+        batches: of all processes, as `ValidationBatches` has them.
+        accelerator: the run's, of `accelerate`.
+        max_batches: take the first ones only; None: all.
         should_stop: called before each batch and, with a single process on a CPU, in each layer too; True in one
             process ends the evaluation in all.
         report: called after each round with the number of batches so far, of all processes, and of all batches.
@@ -80,7 +80,9 @@ def evaluate_masked_lm(
         raise EvaluationStoppedError from None
     loss, hits, predicted = sum_over_processes(totals, accelerator).tolist()
     if not predicted:
-        raise NothingPredictedError
+        raise NothingPredictedError(
+            "the held-out text is so short that none of its tokens is predicted: give more of it"
+        )
     return {
         "eval_loss": loss / predicted,
         "eval_perplexity": perplexity(loss / predicted),
@@ -99,14 +101,21 @@ def _sum_batches(
 ) -> torch.Tensor:
     """Sums over this process' batches: the loss, the correct guesses and the predicted tokens, float64 [3]."""
     totals = torch.zeros(3, dtype=torch.float64, device="cpu")
-    failure: Exception | None = None
+    failure: Exception | None = None  # raised in all processes together, so that none waits for this one
     for first in range(0, num_batches, accelerator.num_processes):
+        inputs: ModelInputs = {}
+        try:  # before they agree, as no process of a sharded model can run it alone
+            inputs = _inputs_of_round(batches, first, num_batches, accelerator)
+        except Exception as error:
+            failure = failure or error
         _agree_to_go_on(failure, should_stop(), accelerator)
         try:
-            totals += _score(model, batches, first, num_batches, accelerator)
+            found = _score(model, inputs)
+            if first + accelerator.process_index < num_batches:
+                totals += found
             if report is not None:
                 report(min(first + accelerator.num_processes, num_batches), num_batches)
-        except Exception as error:  # raised in the next round, in all processes, so that none waits for this one
+        except Exception as error:
             failure = error
     _agree_to_go_on(failure, should_stop(), accelerator)
     return totals
@@ -123,19 +132,21 @@ def _agree_to_go_on(failure: Exception | None, stop: bool, accelerator: Any) -> 
         raise EvaluationStoppedError
 
 
-def _score(
-    model: torch.nn.Module, batches: Sequence[Any], first: int, num_batches: int, accelerator: Any
-) -> torch.Tensor:
-    """This process' batch of a round: its loss, correct guesses and predicted tokens, float64 [3]."""
-    # The last round may have too few batches. All processes run the model anyway, because a sharded model needs them.
+def _inputs_of_round(batches: Sequence[Any], first: int, num_batches: int, accelerator: Any) -> ModelInputs:
+    """This process' batch of a round.
+
+    The last round may have too few. All processes run the model anyway, because a sharded model needs them; those that
+    have no batch of their own take the first one, which they do not count.
+    """
     index = first + accelerator.process_index
-    counts = index < num_batches
-    batch = batches[index if counts else first]
-    inputs = to_device(model_inputs(batch), accelerator.device)
+    return to_device(model_inputs(batches[index if index < num_batches else first]), accelerator.device)
+
+
+def _score(model: torch.nn.Module, inputs: ModelInputs) -> torch.Tensor:
+    """The loss, correct guesses and predicted tokens of a batch, float64 [3]."""
     outputs = model(**inputs, num_items_in_batch=1)
     hits = (outputs.logits.argmax(dim=-1) == inputs["labels"]).sum()
-    found = [outputs.loss.item(), hits.item(), len(batch.labels)] if counts else [0.0, 0, 0]
-    return torch.tensor(found, dtype=torch.float64)
+    return torch.tensor([outputs.loss.item(), hits.item(), count_predicted(inputs)], dtype=torch.float64)
 
 
 def evaluate_mixture(

@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,13 @@ from .checks import check_processes, check_run
 from .evaluation import EvaluationStoppedError, evaluate_mixture
 from .optimizers.state import optimizer_state, whole_weights
 from .phase_setup import PhaseSetup, dry_phase, set_up_phase, settle_buckets
-from .planning.calibration import choose_length, evaluated_places
+from .planning.calibration import choose_length
 from .planning.expectations import what_to_expect
-from .planning.time_budget import FORWARD_SHARE, Deadline, with_lengths
+from .planning.time_budget import Deadline, with_lengths
 from .prefetch import ModelInputs
 from .reporting.doctor import Doctor
 from .reporting.progress import EVALUATION_FAILED, LOG_NAME, RunLog, Stopwatch
-from .reporting.run_facts import facts_of_run, plan_lines, results_of, speed, tracker_settings
+from .reporting.run_facts import facts_of_run, kept_length_line, plan_lines, results_of, speed, tracker_settings
 from .resume import check_resume, find_checkpoint, remove_earlier_run
 from .runtime.machine import choose_compilation, make_accelerator, seed_step
 from .runtime.processes import leave, mean_over_processes, on_main_process, sum_over_processes
@@ -85,7 +86,7 @@ class Pretraining:
                 check_processes(self.run, self.accelerator)
                 self._begin(begun=begun)
         except BaseException:
-            self.output.release()
+            self.close()
             raise
 
     def _begin(self, *, begun: float) -> None:
@@ -116,7 +117,7 @@ class Pretraining:
         self.doctor = Doctor(self.run, precision=self.accelerator.mixed_precision)
         for line in said:
             self.log.say(line)
-        self._announce()
+        self._announce(begins=True)
 
     def _settle_length(self, *, begun: float) -> list[str]:
         """Set the number of steps if no flag does: on resuming, the original one; else what fits into `max_minutes`.
@@ -129,25 +130,20 @@ class Pretraining:
         by_text = given.max_steps is None and given.num_train_epochs is None
         if self.state.step and (by_text or given.max_minutes is not None):
             self.run.phases = with_lengths(self.run.phases[0].arguments, self.state.arguments).split_phases()
-            arguments = self.run.phases[0].arguments
-            decay = f", {arguments.num_decay_steps:,} of decay" if arguments.lr_scheduler_type == "wsd" else ""
-            kept = f"{int(arguments.warmup_steps):,} of warm-up{decay}, as in the checkpoint"
-            way_out = "" if given.max_minutes is None else "; --max_minutes does not change them, --max_steps does"
-            return [f"{self.run.last_step:,} steps, {kept}{way_out}"]
+            return [kept_length_line(self.run)]
         if given.max_minutes is None:
             return []
         uncounted = self.run.phases[0].arguments
-        fitting, said, of_place = choose_length(self.run, accelerator=self.accelerator, begun=begun)
-        evaluated = evaluated_places(uncounted, self.run.mixtures[0]) / self.accelerator.num_processes
+        chosen = choose_length(self.run, accelerator=self.accelerator, begun=begun)
         self._deadline = Deadline(
             begun + 60 * given.max_minutes,
             uncounted,
             most_steps=uncounted.num_steps if given.max_steps is None else None,
-            evaluation=FORWARD_SHARE * of_place * evaluated,
+            evaluation=chosen.evaluation_seconds,
         )
-        self._seconds_per_place = of_place
-        self.run.phases = fitting.split_phases()
-        return [said]
+        self._seconds_per_place = chosen.seconds_per_place
+        self.run.phases = chosen.arguments.split_phases()
+        return [chosen.said]
 
     def _open_log(self, arguments: PretrainingArguments) -> RunLog:
         if arguments.report_to and not self.dry_run:
@@ -162,7 +158,7 @@ class Pretraining:
             max_steps=self.run.last_step,
             visible=is_main,
             bar=not arguments.disable_tqdm,
-            evaluates_again=self._was_killed_before_evaluating(),
+            evaluates_again=self._evaluates_first(),
         )
 
     def _set_up(self, index: int, weights: Any, tensors: dict[str, torch.Tensor] | None) -> None:
@@ -177,12 +173,11 @@ class Pretraining:
             tensors=tensors,
         )
 
-    def _announce(self) -> None:
-        """Print what the phase will do."""
-        index = self.setup.phase.index
-        for line in plan_lines(self.setup, self.planned, index, step=self.state.step, accelerator=self.accelerator):
+    def _announce(self, *, begins: bool = False) -> None:
+        """Print what the phase will do and, when the run begins or resumes, how long the run will take."""
+        for line in plan_lines(self.setup, self.planned, step=self.state.step, accelerator=self.accelerator):
             self.log.say(line)
-        if index == 0:
+        if begins:
             lines = what_to_expect(
                 self.setup,
                 self.planned,
@@ -210,7 +205,7 @@ class Pretraining:
     def _train_phase(self) -> bool:
         """Run the remaining steps of the phase and close it. Returns whether a signal ended it early."""
         setup, state, accelerator, watch = self.setup, self.state, self.accelerator, Stopwatch()
-        if self._was_killed_before_evaluating() and self.evaluate():
+        if self._evaluates_first() and self.evaluate():
             return True
         compiles = choose_compilation(setup.arguments.torch_compile, self.accelerator.device)
         self.watchdog.progress(allow=SECONDS_TO_COMPILE if compiles else 0.0)
@@ -296,8 +291,8 @@ class Pretraining:
             self.save_checkpoint()
         return self._is_due(self.setup.arguments.eval_steps) and self.evaluate()
 
-    def _was_killed_before_evaluating(self) -> bool:
-        """Whether the run resumes from a checkpoint whose step was due for an evaluation but did not get it."""
+    def _evaluates_first(self) -> bool:
+        """Whether the run resumes from a step that was due for an evaluation: its checkpoint is saved before that."""
         step, phase = self.state.step, self.setup.phase
         is_due = step == phase.last_step or (step > phase.first_step and self._is_due(phase.arguments.eval_steps))
         return is_due and self._evaluated_at != step
@@ -359,43 +354,46 @@ class Pretraining:
         Returns:
             Whether a signal ended it early.
         """
-        step = self.state.step
-        try:
-            self._evaluate()
-        except EvaluationStoppedError:
-            return True
-        except Exception as error:
-            reason = f"{EVALUATION_FAILED}: {type(error).__name__}: {error}"
-            logger.warning(reason, exc_info=not isinstance(error, UserError))
-            self.log.record(step, {"event": reason})
-        self._evaluated_at = step
+        setup, metrics = self.setup, {}
+        with self._going_on(EVALUATION_FAILED):
+            try:
+                metrics = evaluate_mixture(
+                    setup.model,
+                    setup.corpora,
+                    setup.arguments,
+                    accelerator=self.accelerator,
+                    should_stop=self._should_stop,
+                )
+            except EvaluationStoppedError:
+                return True
+        if metrics:
+            self.state.evaluation = {"step": self.state.step, **metrics}
+            self.log.record(self.state.step, metrics)
+            with self._going_on("the model card, or the search for what is wrong with the run, failed"):
+                # All wait here while the main process reads documents here and there, on any disk. In their next step,
+                # on CUDA, the others would note progress before they wait for it, and so end the allowance.
+                self.watchdog.progress(allow=SECONDS_TO_SAVE)
+                on_main_process(self.accelerator, self._look)
+                self.watchdog.progress()
+        self._evaluated_at = self.state.step
         return False
 
-    def _evaluate(self) -> None:
-        state, setup = self.state, self.setup
-        metrics = evaluate_mixture(
-            setup.model,
-            setup.corpora,
-            setup.arguments,
-            accelerator=self.accelerator,
-            should_stop=self._should_stop,
-        )
-        if not metrics:
-            return
-        state.evaluation = {"step": state.step, **metrics}
-        self.log.record(state.step, metrics)
+    @contextlib.contextmanager
+    def _going_on(self, failed: str) -> Iterator[None]:
+        """Report and log an error, with which the run goes on."""
+        try:
+            yield
+        except Exception as error:
+            reason = f"{failed}: {type(error).__name__}: {error}"
+            logger.warning(reason, exc_info=not isinstance(error, UserError))
+            self.log.record(self.state.step, {"event": reason})
 
-        def look() -> None:
-            if self._saved_at == state.step:
-                self.output.describe_checkpoint(state.step, self._facts())
-            for finding in self.doctor.examine(state, setup, gradient_norm=self.gradient_norm):
-                self.log.say(f"warning: {finding}")
-
-        # All wait here while the main process reads documents here and there, on any disk. In their next step, on CUDA,
-        # the others would note progress before they wait for it, and so end the allowance.
-        self.watchdog.progress(allow=SECONDS_TO_SAVE)
-        on_main_process(self.accelerator, look)
-        self.watchdog.progress()
+    def _look(self) -> None:
+        """Write the evaluation into the checkpoint's card, and print what is likely wrong with the run."""
+        if self._saved_at == self.state.step:
+            self.output.describe_checkpoint(self.state.step, self._facts())
+        for finding in self.doctor.examine(self.state, self.setup, gradient_norm=self.gradient_norm):
+            self.log.say(f"warning: {finding}")
 
     def _should_stop(self) -> bool:
         self.watchdog.progress()
@@ -494,7 +492,8 @@ class Pretraining:
         try:
             if hasattr(self, "setup"):  # missing if a phase could not begin
                 self.setup.loader.close()
-            self.log.close()
+            if hasattr(self, "log"):  # missing if the run could not
+                self.log.close()
             leave(self.accelerator)
         finally:
             self.output.release()

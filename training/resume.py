@@ -25,7 +25,9 @@ logger = logging.getLogger(__name__)
 
 
 def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]) -> Path | None:
-    """The checkpoint to resume from, or None. It also locks the output folder for the run; main process only.
+    """Find the checkpoint to resume from, and make the output folder ready for the run; main process only.
+
+    The folder is locked. What killed runs left half written is removed, and damaged checkpoints are renamed.
 
     Args:
         take: locks the output folder for this run, before anything in it is changed.

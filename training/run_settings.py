@@ -1,4 +1,4 @@
-"""Merges a recipe and the flags that override it into the settings of a run and its model. Needs no torch."""
+"""Merges a recipe and the flags that override it into the settings of a run and its model."""
 
 import dataclasses
 import itertools

@@ -4,6 +4,7 @@ Works on any `AutoModelForMaskedLM`. The masks are a function of (seed, document
 tokenizer predict the same tokens, and their figures can be compared.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from ..utils.errors import UserError, first_line
 from ..utils.progress_bar import quiet
 from ..utils.untrusted import check_model_folder
 from .evaluation import evaluate_masked_lm, perplexity
+from .initialization.initial_model import say_missing
 from .pseudo_likelihood import masked_log_likelihoods
 
 # The name of a set of minimal pairs, and its pairs (acceptable, unacceptable).
@@ -127,24 +129,23 @@ def files_of_pairs(paths: Sequence[str | Path]) -> list[Path]:
 def read_minimal_pairs(files: Iterable[Path]) -> Paradigms:
     """Minimal pairs from JSON-lines files in the form of BLiMP (Warstadt et al. 2020).
 
-    Each line holds `sentence_good` and `sentence_bad`. A file is one paradigm, named after its `UID` or the file.
+    Each line holds `sentence_good` and `sentence_bad`, and may name its paradigm under `UID`; else it is the file's.
 
     Raises:
-        UserError: a file that holds no pairs, or a line that is not a pair.
+        UserError: a file that holds no pairs, or a paradigm of another file; or a line that is not a pair.
     """
     paradigms: Paradigms = {}
     for file in files:
-        name, pairs, table = file.stem, [], open_table(file)
+        table, of_file = open_table(file), defaultdict(list)
         for row in table.rows():
             if isinstance(row, BadText):
                 raise UserError(f"{table.where(row.line)}: {row.reason}")
-            pairs.append(_pair(row.values, where=table.where(row.line)))
-            name = str(row.values.get("UID", name))
-        if not pairs:
+            of_file[str(row.values.get("UID") or file.stem)].append(_pair(row.values, where=table.where(row.line)))
+        if not of_file:
             raise UserError(f"--blimp: {file} holds no pair")
-        if name in paradigms:
-            raise UserError(f"--blimp: {file} is a second file of the paradigm {name!r}")
-        paradigms[name] = pairs
+        if again := sorted(of_file.keys() & paradigms.keys()):
+            raise UserError(f"--blimp: {file} is a second file of the paradigm {again[0]!r}")
+        paradigms |= of_file
     return paradigms
 
 
@@ -240,8 +241,8 @@ def load_masked_lm(name_or_path: str, *, device: torch.device, trust_remote_code
         raise UserError(f"model_name_or_path={name_or_path!r} cannot be loaded: {first_line(error)}") from None
     if missing := sorted(report["missing_keys"]):
         raise UserError(
-            f"model_name_or_path={name_or_path!r} has no masked-LM head: {len(missing)} weights, {missing[0]} among "
-            f"them, would be random. A fine-tuned model is scored by clozebert predict --scores_file"
+            f"model_name_or_path={name_or_path!r} {say_missing(model, missing)}. A fine-tuned model is scored by "
+            f"clozebert predict --scores_file"
         )
     answer_by_name(model.config)
     return model.to(device).eval()

@@ -91,7 +91,7 @@ def check_at_least(values: object, **bounds: float) -> None:
             raise UserError(f"{name}={value} must be at least {bound}")
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error's message, since some libraries write pages; without a message, the error's type.
 
     A line that ends in a colon comes with the line behind it.

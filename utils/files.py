@@ -8,6 +8,7 @@ is locked. What a killed program leaves has no lock, and the next program that w
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -101,6 +102,15 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file in UTF-8, atomically."""
     with whole_file(path) as file:
         file.write(text.encode("utf-8"))
+
+
+def write_json(path: str | os.PathLike, value: Any, *, allow_nan: bool = False) -> None:
+    """Write indented JSON, atomically. A NaN raises an error here, rather than in whatever reads the file.
+
+    Args:
+        allow_nan: write it all the same, as Python reads it: the loss of a broken model is one.
+    """
+    write_text(Path(path), json.dumps(value, indent=2, ensure_ascii=False, allow_nan=allow_nan) + "\n")
 
 
 @contextmanager

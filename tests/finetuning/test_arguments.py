@@ -30,6 +30,7 @@ from finetuning_helpers import write_sentiment
         ({"window_overlap": -1}, "--window_overlap -1: must not be negative"),
         ({"class_weights": "some"}, "class_weights='some' must be one of none, balanced"),
         ({"seeds": [1, 1]}, "a seed comes twice"),
+        ({"seeds": []}, r"seeds=\[\] names no seed"),
         ({"seeds": [1, 2], "seed": 7}, "--seed 7 and --seeds both choose seeds"),
         (
             {"seeds": [1, 2], "resume_from_checkpoint": "o"},

@@ -74,8 +74,10 @@ def test_names_of_the_hub_are_metadata_too(files: dict[str, str]) -> None:
 
 def test_held_out_validation_says_of_what(files: dict[str, str]) -> None:
     del files["validation_file"]
-    facts = facts_of(files, {"train_samples": 9, "eval_samples": 1})
+    given, results = TokenArguments(**files), {"train_samples": 9, "eval_samples": 1, "eval_f1": 0.5}
+    facts = card_facts(given, hub_names(given), results, {**SETTINGS, "eval_split": "held out from train"})
     assert facts["corpus"]["eval"] == "held out from train.conll, 1 examples"
+    assert facts["eval_results"][0]["dataset_split"] == "held out from train"
 
 
 @pytest.mark.parametrize("epoch", [1.5, 31.25])

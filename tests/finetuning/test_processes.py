@@ -126,19 +126,22 @@ def files(tmp_path: Path) -> tuple[str, str]:
     return write_sentiment(tmp_path / "a.csv", rows=20), write_sentiment(tmp_path / "b.csv", rows=20, seed=1)
 
 
-def test_processes_with_other_data_are_refused(
-    models: dict[str, str], tmp_path: Path, files: tuple[str, str], capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["data", "per_device_eval_batch_size"])
+def test_processes_that_differ_are_refused(
+    models: dict[str, str], tmp_path: Path, files: tuple[str, str], name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As on a machine with a stale copy."""
+    """As on a machine with a stale copy, or with flags of its own."""
     stale = write_sentiment(tmp_path / "stale.csv", rows=20, seed=2), files[1]
 
     def work(rank: int) -> None:
         AcceleratorState._reset_state(reset_partial_state=True)
-        arguments = arguments_of("single", (files, stale)[rank], models["bert"], tmp_path / "o", max_steps=1)
+        data = stale if name == "data" and rank else files
+        flags = {} if name == "data" else {name: 4 + rank}
+        arguments = arguments_of("single", data, models["bert"], tmp_path / "o", max_steps=1, **flags)
         run_program(lambda: finetune(arguments))
 
     assert in_forks(work, launcher_environments(2)) == [2, 2]
-    assert "error: process 1 was given another data than process 0: give all" in capfd.readouterr().err
+    assert f"error: process 1 was given another {name} than process 0: give all" in capfd.readouterr().err
 
 
 def test_another_number_of_processes_is_no_going_on(

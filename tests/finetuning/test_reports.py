@@ -29,6 +29,12 @@ def test_of_many_classes_the_shades_are_still_shares_of_the_gold_class() -> None
     assert shares[1, 1] == 1.0
 
 
+def test_values_are_not_called_mistakes(tmp_path: Path) -> None:
+    """A value is hardly ever right to the last digit."""
+    write_report(str(tmp_path), "eval", Report([{}, {}, {}], ["far off", "near"], None))
+    assert (tmp_path / "eval_mistakes.txt").read_text().startswith("3 examples; the 2 largest errors:\n\nfar off")
+
+
 @pytest.mark.reports
 def test_pictures(models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

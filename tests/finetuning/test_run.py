@@ -120,6 +120,8 @@ def test_nothing_to_resume_is_no_leave_to_replace_a_model(
             run(encoder, resume_from_checkpoint="latest")
         assert (encoder / name).read_bytes() == before
     first = run(tmp_path / "o")
+    with pytest.raises(UserError, match=r"checkpoint-1: .*encoder holds a model and no run to resume"):
+        run(encoder, resume_from_checkpoint=str(tmp_path / "o" / "checkpoint-1"))
     shutil.rmtree(tmp_path / "o" / "checkpoint-1")
     with pytest.raises(UserError, match=r"had seed=42, now it is 7; .* or --overwrite_output_dir in place of"):
         run(tmp_path / "o", resume_from_checkpoint="latest", seed=7)

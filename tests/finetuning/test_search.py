@@ -11,12 +11,12 @@ import pytest
 
 from clozebert.finetuning.data import read_data
 from clozebert.finetuning.models import load_auto_tokenizer, load_config
-from clozebert.finetuning.reports import write_json
 from clozebert.finetuning.resume import settings_of
 from clozebert.finetuning.run import FinetuningRun, finetune
 from clozebert.finetuning.search import _Objective
 from clozebert.finetuning.trainer import FinetuningTrainer
 from clozebert.utils.errors import UserError
+from clozebert.utils.files import write_json
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from finetuning_helpers import arguments_of

@@ -118,9 +118,9 @@ def point_client_at(hub: Hub, monkeypatch: Any) -> None:
 class _AnswerError(Exception):
     """An answer that is an error, with the headers by which the client tells errors apart."""
 
-    def __init__(self, status: int, message: str, code: str | None = None):
+    def __init__(self, status: int, message: str, code: str | None = None, headers: dict[str, str] | None = None):
         super().__init__(message)
-        self.status, self.message, self.code = status, message, code
+        self.status, self.message, self.code, self.headers = status, message, code, headers or {}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -158,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
                         return
                 raise _AnswerError(404, f"{self.command} {self.url.path} is not there", "EntryNotFound")
             except _AnswerError as failure:
-                headers = {"X-Error-Message": failure.message}
+                headers = {**failure.headers, "X-Error-Message": failure.message}
                 if failure.code:
                     headers["X-Error-Code"] = failure.code
                 self._send(failure.status, json.dumps({"error": failure.message}).encode(), headers)
@@ -393,7 +393,7 @@ class _Handler(BaseHTTPRequestHandler):
         file = repository.commits[sha].get(unquote(path))
         headers = {"X-Repo-Commit": sha}
         if file is None:
-            raise _AnswerError(404, "Entry not found", "EntryNotFound")
+            raise _AnswerError(404, "Entry not found", "EntryNotFound", headers)  # the client caches that it is absent
         if file.lfs_oid:
             headers.update({"X-Linked-Etag": f'"{file.lfs_oid}"', "X-Linked-Size": str(file.size)})
             if file.lfs_oid in (by_xet := self.state.xet_files()):

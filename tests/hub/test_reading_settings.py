@@ -1,6 +1,7 @@
 """How a classifier read its texts is published with it, and found again by `predict`."""
 
 import json
+import warnings
 
 import pytest
 from huggingface_hub import constants
@@ -52,5 +53,12 @@ def test_how_a_classifier_read_its_texts_is_found_on_the_hub(saved, hub, unverif
     publish(saved, "org/other")
     assert read_settings("org/other") == {}
     assert read_settings("org/nowhere") == {}
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_settings("org/other") == {}  # the cache knows that it has none
+    with pytest.warns(UserWarning, match=r"finetuning_settings\.json of org/unseen cannot be looked up"):
+        assert read_settings("org/unseen") == {}
+    monkeypatch.undo()
     with pytest.raises(MissingFileError, match="there is no folder no/such/folder"):
         read_settings("no/such/folder")

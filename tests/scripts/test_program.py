@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clozebert.scripts import _program
+from clozebert.scripts import _program, check
 from clozebert.scripts import plan as program
 from clozebert.scripts._program import check_output_file, command
 from clozebert.utils.command_line import Flag, Parser
@@ -243,3 +243,14 @@ def test_the_first_process_says_an_error_for_the_others(
     with pytest.raises(SystemExit, match=r"^2$"):
         _program._end_with(error)
     assert slept == waits
+
+
+def test_a_program_for_one_process_refuses_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process would do the same work, and write the same answers to standard output once more."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(UserError, match="check runs in one process, and a launcher started 2"):
+        check.main(["nowhere"])
+    monkeypatch.delenv("LOCAL_RANK")  # a cluster may set the other for each machine, without a launcher
+    with pytest.raises(UserError, match="there is no folder nowhere"):
+        check.main(["nowhere"])

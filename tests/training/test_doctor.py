@@ -142,6 +142,35 @@ def test_the_loop_says_each_finding_once(tmp_path: Path, capsys: pytest.CaptureF
     assert len(log_of(tmp_path / "run")) == 5
 
 
+def test_a_look_that_fails_is_no_failed_evaluation_and_the_next_one_looks_again(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    survey, calls = doctor.survey, []
+
+    def fails_once(*corpora: Any, **options: Any) -> doctor.Survey:
+        calls.append(options)
+        if len(calls) == 1:
+            raise OSError("the disk is away")
+        return survey(*corpora, **options)
+
+    monkeypatch.setattr(doctor, "survey", fails_once)
+    run_here(prepared, tmp_path / "run", max_steps=6, eval_steps=2)
+    events = [(entry["step"], entry["event"]) for entry in log_of(tmp_path / "run") if "event" in entry]
+    assert events == [
+        (2, "the model card, or the search for what is wrong with the run, failed: OSError: the disk is away")
+    ]
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(("most", "way_out"), [(1, "raise max_eval_batches"), (None, "hold out more text")])
+def test_a_loss_of_few_predicted_tokens_is_said_to_say_little(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], most: int | None, way_out: str
+) -> None:
+    more = {"max_eval_batches": most, "per_device_eval_batch_size": 1, "max_seq_length": 24} if most else {}
+    run_here(prepared, tmp_path / "run", max_steps=1, warmup_steps=0, **more)
+    assert f"predicted tokens, and says little: {way_out}\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("splits", [1, 2])
 def test_losses_of_different_text_are_not_compared(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, splits: int

@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 from growth_cases import DOCUMENTS, KINDS, WINDOWED, logits, make
+from pretraining_helpers import make_tokenizer
 
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM, ClozeBertModel
 from clozebert.hub import to_native
-from clozebert.training import extend_positions, grow_depth, grow_width, pseudo_perplexity
+from clozebert.training import extend_positions, grow, grow_depth, grow_width, pseudo_perplexity
 from clozebert.utils.errors import UserError
 
 
@@ -22,7 +23,7 @@ def test_pseudo_perplexity_is_the_formula():
             total -= float(model(input_ids=masked).logits[0, position].log_softmax(-1)[token])
             count += 1
     assert pseudo_perplexity(model, DOCUMENTS) == pytest.approx(math.exp(total / count), rel=1e-5)
-    assert pseudo_perplexity(model, DOCUMENTS, tokens_per_batch=20) == pytest.approx(math.exp(total / count), rel=1e-5)
+    assert pseudo_perplexity(model, DOCUMENTS) == pytest.approx(math.exp(total / count), rel=1e-5)
 
 
 def test_pseudo_perplexity_needs_a_mask_token_and_text():
@@ -125,6 +126,7 @@ def test_broken_multiples_are_close_and_noise_tells_copies_apart():
     [
         ("bert", {}, {"hidden_size": 12, "num_attention_heads": 2}, "hidden_size=12 is less than the model's 24"),
         ("bert", {}, {"hidden_size": 48}, "hidden_size=48 and num_attention_heads=4 .* num_attention_heads=8"),
+        ("bert", {}, {"hidden_size": 32}, "hidden_size=32 .* has 6 channels, so give hidden_size=30 or 36"),
         (
             "bert",
             {"position_embedding_type": "sinusoidal"},
@@ -199,6 +201,11 @@ def test_only_masked_lm_models():
     base = ClozeBertModel(make().config)
     with pytest.raises(ValueError, match="ClozeBertModel was given"):
         grow_depth(base, 5, documents=DOCUMENTS)
+
+
+def test_no_text_to_measure_on_is_refused_at_the_call():
+    with pytest.raises(UserError, match="texts is empty: give some text"):
+        grow(make(), make_tokenizer(40), texts=[], num_hidden_layers=5)
 
 
 def test_fewer_layers_are_refused():

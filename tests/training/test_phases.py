@@ -249,6 +249,7 @@ def test_the_plan_of_a_change_is_refused_where_it_is_behind(prepared: Path, tmp_
         ([{"max_steps": 3, "learning_rate": "fast"}], r"phases\[0\]: learning_rate='fast' must be a number"),
         ([{"max_steps": 3, "warmup_steps": 4}], r"phases\[0\]: warmup_steps=4 and decay_steps=0 do not fit"),
         ([{"max_steps": 3, "model": [1]}], r"phases\[0\]: model=\[1\] must be `name: value` lines"),
+        ([{"max_steps": 3, "model": {"vocab_size": 9}}], r"phases\[0\]: vocab_size=9: leave it out, the tokenizer"),
         (["max_steps"], "phases='max_steps' must be a list of phases"),
     ],
 )

@@ -39,6 +39,7 @@ from clozebert.training.planning.memory_and_time import (
     matrix_parameters,
     parameters_of,
 )
+from clozebert.training.planning.time_budget import StepTime
 from clozebert.training.run_settings import make_config, split_settings
 from clozebert.utils.errors import FullMemoryError, UserError
 
@@ -206,7 +207,7 @@ def test_time_is_that_of_the_flops_or_of_the_calibration() -> None:
     assert plan.seconds == pytest.approx(100 * plan.flops_per_step / (0.25 * 1e5))
     assert plan.utilization == pytest.approx(0.25)
     assert plan.tokens_per_second == pytest.approx(24 * 32 * 100 / plan.seconds)
-    measured = make_plan(arguments, config, device=SLOW, calibration=Calibration(0.5, 0.25, None))
+    measured = make_plan(arguments, config, device=SLOW, calibration=Calibration(StepTime(0.5, 0.25)))
     assert measured.seconds == pytest.approx(100 * (4 * 0.5 + 0.25))
     with pytest.raises(ValueError, match=r"utilization=1\.5 must lie in"):
         make_plan(arguments, config, device=SLOW, utilization=1.5)
@@ -271,8 +272,8 @@ def _operations(config: ClozeBertConfig) -> tuple[int, int]:
 
 def test_calibration_trains() -> None:
     measured = calibrate(run_of(), ClozeBertConfig(**SIZES), device=torch.device("cpu"), precision="no", seconds=0)
-    assert measured.micro_batch_seconds > 0
-    assert measured.update_seconds > 0
+    assert measured.step.micro_batch > 0
+    assert measured.step.update > 0
 
 
 def test_calibration_is_on_the_batches_of_the_run(tmp_path: Path) -> None:
@@ -314,7 +315,7 @@ def test_time_of_a_batch_that_warms_up_is_that_of_its_rows() -> None:
     whole, rising = run_of(), run_of(initial_global_batch_size=6, batch_warmup_steps=60)
     rows = sum(rising.batch_size.at(step) for step in range(100))
     assert rows < 0.9 * 24 * 100
-    for calibration, update in ((None, 0.0), (Calibration(0.5, 0.25, None), 25.0)):
+    for calibration, update in ((None, 0.0), (Calibration(StepTime(0.5, 0.25)), 25.0)):
         plans = [make_plan(run, config, device=SLOW, calibration=calibration) for run in (whole, rising)]
         share = (plans[1].seconds - update) / (plans[0].seconds - update)
         assert share == pytest.approx(rows / 2400)
@@ -366,7 +367,7 @@ def test_memory_is_measured_in_the_first_phase(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU, the second phase would show how far it exceeds the first one: often nothing."""
-    measured = Calibration(0.5, 0.25, 1e9)
+    measured = Calibration(StepTime(0.5, 0.25), 1e9)
     monkeypatch.setattr("clozebert.training.planning.calibration.calibrate", lambda *_, **__: measured)
     recipe, output = tmp_path / "mine.yaml", tmp_path / "plan.json"
     recipe.write_text("architecture: nano\nmax_steps: 4\nphases: [{max_steps: 4}]\n")

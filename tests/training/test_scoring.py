@@ -16,9 +16,10 @@ from transformers import BertConfig, BertForMaskedLM, FNetConfig, FNetForMaskedL
 from clozebert import ClozeBertForMaskedLM
 from clozebert.corpus import Corpus, Masking, ValidationBatches
 from clozebert.modeling.packed_view import PackedView, packed_view
-from clozebert.training import pseudo_likelihood
+from clozebert.training import evaluation, pseudo_likelihood
 from clozebert.training.initialization.initial_model import load_configuration
 from clozebert.training.pseudo_likelihood import masked_log_likelihoods
+from clozebert.training.runtime.machine import make_accelerator
 from clozebert.training.scoring import (
     check_lengths,
     files_of_pairs,
@@ -177,6 +178,26 @@ def test_batches_give_what_one_sequence_at_a_time_gives(name: str) -> None:
         assert score.tolist() == pytest.approx(expected, rel=1e-4)
 
 
+def test_processes_agree_that_a_batch_can_be_read_before_any_runs_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others would run a sharded model without this one, which they cannot."""
+    failures: list[Exception | None] = []
+
+    def agree(failure: Exception | None, stop: bool, accelerator: Any) -> None:
+        failures.append(failure)
+        if failure is not None:
+            raise failure
+
+    class Unread(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            raise OSError("the disk is away")
+
+    monkeypatch.setattr(evaluation, "_agree_to_go_on", agree)
+    accelerator = make_accelerator(mixed_precision="no", use_cpu=True)
+    with pytest.raises(OSError, match="the disk is away"):
+        evaluation.evaluate_masked_lm(foreign_models()["ours"], Unread([0]), accelerator=accelerator)
+    assert [type(failure) for failure in failures] == [OSError]
+
+
 def test_packed_and_padded_give_the_same_metrics(text: Path) -> None:
     ours = foreign_models()["ours"]
     corpus = Corpus(text / "corpus", "validation")
@@ -224,6 +245,9 @@ def test_minimal_pairs_by_a_table(tmp_path: Path) -> None:
     named = {"accuracy": 1.0, "pairs": 1, "same_tokens": 0, "unknown_share": 1 / 6}
     assert results["blimp_paradigms"] == {"one": one, "named": named}
     assert results["blimp_accuracy"] == pytest.approx((2 / 3 + 1) / 2)
+    lines = (tmp_path / "one.jsonl").read_text() + (tmp_path / "other.jsonl").read_text()
+    (tmp_path / "one.jsonl").write_text(lines)  # a file of two paradigms
+    assert read_minimal_pairs([tmp_path / "one.jsonl"]) == paradigms
     same = read_minimal_pairs([write_pairs(tmp_path / "same.jsonl", [("w5", "w5")])])
     assert score_minimal_pairs(model, tokenizer, same)["blimp_accuracy"] == 0, "a tie is no preference"
     unknown = read_minimal_pairs([write_pairs(tmp_path / "unknown.jsonl", [("w5 zebra", "w5 zebras"), ("w5", "w6")])])
@@ -256,7 +280,15 @@ def test_mistakes_are_named(tmp_path: Path, text: Path) -> None:
 
 def test_a_model_without_the_head_is_refused(tmp_path: Path) -> None:
     foreign_models()["bert"].bert.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="has no masked-LM head"):
+    with pytest.raises(ValueError, match=r"has no masked-LM head: \d weights"):
+        load_masked_lm(str(tmp_path), device=torch.device("cpu"))
+
+
+def test_a_model_without_a_weight_of_its_encoder_is_not_said_to_have_no_head(tmp_path: Path) -> None:
+    model = foreign_models()["bert"]
+    name = "bert.encoder.layer.0.attention.self.query.weight"
+    model.save_pretrained(tmp_path, state_dict={key: v for key, v in model.state_dict().items() if key != name})
+    with pytest.raises(ValueError, match=f"lacks a part of its encoder: 1 weight, {name} among them, would be random"):
         load_masked_lm(str(tmp_path), device=torch.device("cpu"))
 
 

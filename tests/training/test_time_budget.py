@@ -13,6 +13,7 @@ from clozebert.training import loop, pretrain
 from clozebert.training.arguments import LENGTHS, PretrainingArguments
 from clozebert.training.checkpoints.folders import list_checkpoints
 from clozebert.training.checkpoints.training_state import read_training_state
+from clozebert.training.checks import check_run
 from clozebert.training.planning import calibration, time_budget
 from clozebert.training.planning.time_budget import Deadline, StepTime, steps_in, time_run
 from clozebert.training.reporting.curves import read_log
@@ -229,6 +230,17 @@ def test_mistakes(changes: dict[str, Any], message: str) -> None:
 def test_two_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="max_steps=5 and max_minutes=1 both say how long the run is"):
         split_settings("tiny", {"max_steps": 5, "max_minutes": 1})
+
+
+def test_steps_and_epochs_are_refused_in_python_too(prepared: Path) -> None:
+    both = arguments(**settings(prepared, output_dir="-", max_steps=9, num_train_epochs=3.0))
+    with pytest.raises(ValueError, match=r"max_steps=9 and num_train_epochs=3\.0 both say how long the run is"):
+        check_run(both, model_config())
+
+
+def test_the_default_decay_is_what_the_warm_up_leaves() -> None:
+    assert arguments(max_steps=100, warmup_steps=95, lr_scheduler_type="wsd").num_decay_steps == 5
+    assert arguments(max_steps=100, warmup_steps=5, lr_scheduler_type="wsd").num_decay_steps == 20
 
 
 def test_a_recipe_with_steps_and_epochs_is_refused(tmp_path: Path) -> None:

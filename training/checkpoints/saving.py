@@ -1,6 +1,5 @@
 """Writes the output folder of a run: checkpoints, then the final model with its card, curve and results."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from filelock import FileLock
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ...utils.errors import UserError
-from ...utils.files import OLD_SPECIAL_TOKENS, WriteCard, whole_files, write_text
+from ...utils.files import OLD_SPECIAL_TOKENS, WriteCard, whole_files, write_json
 from ...utils.input_length import announce_length
 from ...utils.locks import lock_folder
 from ...utils.progress_bar import without_progress_bars
@@ -27,7 +26,7 @@ Weights = dict[str, torch.Tensor]
 
 
 class OutputFolder:
-    """Writes the output of a run; for the main process only.
+    """Writes the output of a run. Every process has one, and only that of the main process writes.
 
     Args:
         length: the most tokens of a row of the run.
@@ -96,7 +95,7 @@ class OutputFolder:
         _check_finite(model.state_dict() if weights is None else weights, step=results["step"])
         with whole_files(self.path, replacing=[OLD_SPECIAL_TOKENS]) as directory:
             self._write_model(directory, model, weights)
-        write_text(self.path / RESULTS_NAME, json.dumps(results, indent=2) + "\n")
+        write_json(self.path / RESULTS_NAME, results, allow_nan=True)
         try:
             draw_loss_curve(self.path / LOG_NAME, self.path / CURVE_NAME, distilled=distilled)
         except ImportError as error:

@@ -35,6 +35,9 @@ _SCORED = 512
 def grow_depth(model: ClozeBertForMaskedLM, num_hidden_layers: int, *, documents: Documents) -> WarmStart:
     """Repeat layers in place: layer i of m is a copy of layer floor(i n / m) of n, its kind of attention included.
 
+    Args:
+        documents: token ids of some texts, special tokens included, to measure pseudo-perplexity on.
+
     Raises:
         UserError: fewer layers than there are.
     """
@@ -149,9 +152,13 @@ def _check_width(
     heads, size = sizes["num_attention_heads"], sizes["hidden_size"]
     head_size = old.hidden_size // old.num_attention_heads
     if size != heads * head_size:
+        below = size // head_size
+        way_out = f"give num_attention_heads={below}"
+        if size % head_size:
+            way_out = f"give hidden_size={below * head_size} or {(below + 1) * head_size}"
         raise UserError(
             f"hidden_size={size} and num_attention_heads={heads} do not fit together: a head of this model has "
-            f"{head_size} channels, so give num_attention_heads={size // head_size}"
+            f"{head_size} channels, so {way_out}"
         )
     if size != old.hidden_size:
         _check_can_widen(old)
@@ -312,6 +319,8 @@ def grow(
     """
     check_masked_lm(model)
     check_several(new_tokens=new_tokens, texts=texts)
+    if not texts:
+        raise UserError("texts is empty: give some text, to measure pseudo-perplexity on")
     mask_token_of(model.config)
     if rope_theta is not None and max_position_embeddings is None:
         raise UserError(f"rope_theta={rope_theta} goes with max_position_embeddings: give that too")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ...utils.errors import UserError, as_user_errors
 from ...utils.files import hash_model
 from ...utils.progress_bar import without_progress_bars
 from ...utils.untrusted import check_model_folder
+from ...utils.wording import counted
 
 _MODEL_FILES = ["config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
 # The keys under which `from_pretrained` reports weights that it did not load unchanged.
@@ -84,6 +86,17 @@ def set_token_ids(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast | 
         config.position_offset = tokenizer.pad_token_id + 1
 
 
+def say_missing(model: Any, missing: Sequence[str]) -> str:
+    """What a checkpoint of a masked-LM model lacks, as a part of a message.
+
+    Args:
+        missing: the names of the weights that it lacks; not empty.
+    """
+    of_encoder = [name for name in missing if name.startswith(f"{model.base_model_prefix}.")]
+    what = "lacks a part of its encoder" if of_encoder else "has no masked-LM head"
+    return f"{what}: {counted(len(missing), 'weight')}, {(of_encoder or missing)[0]} among them, would be random"
+
+
 def make_model(
     config: ClozeBertConfig, weights: str | os.PathLike | None, *, strict: bool = False
 ) -> ClozeBertForMaskedLM:
@@ -106,8 +119,7 @@ def make_model(
         raise UserError(f"{weights} does not hold the weights of this model: {wrong[0]} is missing, or does not fit")
     if missing := sorted(report["missing_keys"]):
         raise UserError(
-            f"model_name_or_path={str(weights)!r} has no masked-LM head: {missing[0]} would be random; "
-            "take the checkpoint that still has it"
+            f"model_name_or_path={str(weights)!r} {say_missing(model, missing)}; take a checkpoint that still has it"
         )
     # Else they would be maps of the file, which the run may delete, as that of an older checkpoint.
     for parameter in model.parameters():

@@ -35,19 +35,17 @@ def pseudo_perplexity(
     documents: Documents,
     *,
     positions_per_document: int = 32,
-    tokens_per_batch: int | None = None,
 ) -> float:
     """exp(-(1/N) sum_t log p(x_t | x without x_t)) (Salazar et al. 2020): each token masked by itself in turn.
 
     Args:
         documents: token ids, special tokens included; those are never masked.
         positions_per_document: mask at most this many tokens of a document, evenly spaced.
-        tokens_per_batch: of one forward pass; None: what suits the device.
 
     Raises:
         UserError: the model's configuration has no mask token, or there is nothing to mask.
     """
-    loss, count = masked_loss(model, documents, positions_per_document, tokens_per_batch)
+    loss, count = masked_loss(model, documents, positions_per_document)
     return perplexity(loss / count)
 
 
@@ -55,7 +53,6 @@ def masked_loss(
     model: ClozeBertForMaskedLM,
     documents: Documents,
     positions_per_document: int | None,
-    tokens_per_batch: int | None = None,
 ) -> tuple[float, int]:
     """The sum of -log p over the tokens that are masked one at a time, and their number."""
     documents, config = list(documents), model.config
@@ -69,7 +66,6 @@ def masked_loss(
         mask_token_id=mask_token_id,
         never_masked=special - {None},
         positions_per_document=positions_per_document,
-        tokens_per_batch=tokens_per_batch,
         report=StageBars(unit=" tokens").begin("measuring"),
     )
     count = sum(map(len, scores))

@@ -105,17 +105,8 @@ class CombinedOptimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "parts": self.parts}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._share()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's own, and update the parts."""
-        super().load_state_dict(state_dict)
-        self._share()
-
     def _share(self) -> None:
-        """Give the parts this optimizer's groups and state, which loading and sharding may have replaced."""
+        """Give the parts this optimizer's groups and state, which loading, copying and sharding may have replaced."""
         for index, part in enumerate(self.parts):
             part.param_groups = [group for group in self.param_groups if group["part"] == index]
             part.state = self.state

@@ -33,7 +33,7 @@ from ..runtime.processes import mean_over_processes
 from ..step import accumulate_gradient, timed_step
 from .memory_and_time import Calibration
 from .run_length import rows_of_text
-from .time_budget import MOST_TIMED, StepTime, steps_in, time_run, time_steps
+from .time_budget import FORWARD_SHARE, MOST_TIMED, StepTime, steps_in, time_run, time_steps
 
 _LONG_SECONDS = 3.0  # of a step in `seconds_per_place`, after which no other is timed
 
@@ -72,7 +72,7 @@ def calibrate(
     after = _peak_bytes(device, reset=False)
     accelerator.free_memory()
     peak = None if before is None or after is None else after - before
-    return Calibration(timing.micro_batch, timing.update, peak)
+    return Calibration(timing, peak)
 
 
 def micro_batches(
@@ -123,7 +123,24 @@ def _peak_bytes(device: torch.device, *, reset: bool) -> float | None:
     return peak_memory()
 
 
-def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[PretrainingArguments, str, float]:
+@dataclasses.dataclass(frozen=True)
+class ChosenLength:
+    """The length that `max_minutes` gives a run, and what was measured for it.
+
+    Attributes:
+        arguments: the run with its steps.
+        said: a line for the user.
+        seconds_per_place: of a step, without its update, for each place in the rows of one process.
+        evaluation_seconds: of one evaluation.
+    """
+
+    arguments: PretrainingArguments
+    said: str
+    seconds_per_place: float
+    evaluation_seconds: float
+
+
+def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> ChosenLength:
     """The run with as many steps as fit into its `max_minutes`.
 
     If the text set the length of the run, it gets no more steps than that. A `max_steps` that was given together with
@@ -131,10 +148,6 @@ def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[P
 
     Args:
         begun: when the run began, by `time.monotonic`.
-
-    Returns:
-        The run, a line for the user, and the seconds of a step, without its update, for each place in the rows of one
-        process.
     """
     arguments, given, mixture = run.phases[0].arguments, run.given, run.mixtures[0]
     assert arguments.max_minutes is not None
@@ -149,15 +162,17 @@ def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[P
         f"max_minutes={arguments.max_minutes:g}: time for {counted(steps, 'step')}; a micro-batch took "
         f"{timing.micro_batch:.3g} s and an update {timing.update:.3g} s; setting up took {gone:.0f} s"
     )
-    of_place = timing.micro_batch / (arguments.rows_at_once(processes) * arguments.max_seq_length)
     if steps >= arguments.num_steps and given.max_steps is None:
-        return arguments, f"{said}; the run needs {arguments.num_steps:,}", of_place
-    try:
-        return (arguments if given.max_steps is not None else given).of_length(steps), said, of_place
-    except UserError as error:
-        raise UserError(
-            f"max_minutes={arguments.max_minutes:g} is enough for {counted(steps, 'step')}, too few: {error}"
-        ) from None
+        fitting, said = arguments, f"{said}; the run needs {arguments.num_steps:,}"
+    else:
+        try:
+            fitting = (arguments if given.max_steps is not None else given).of_length(steps)
+        except UserError as error:
+            raise UserError(
+                f"max_minutes={arguments.max_minutes:g} is enough for {counted(steps, 'step')}, too few: {error}"
+            ) from None
+    of_place = timing.micro_batch / (arguments.rows_at_once(processes) * arguments.max_seq_length)
+    return ChosenLength(fitting, said, of_place, FORWARD_SHARE * of_place * evaluated)
 
 
 def evaluated_places(arguments: PretrainingArguments, mixture: Mixture) -> int:

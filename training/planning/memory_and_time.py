@@ -42,6 +42,7 @@ from ...modeling.losses import WIDENED, WIDENED_ON_CPU
 from ...utils.errors import UserError
 from ..arguments import PretrainingArguments, divisors
 from ..runtime.machine import choose_bf16_residual
+from .time_budget import StepTime
 
 if TYPE_CHECKING:
     from ...corpus import Mixture
@@ -84,10 +85,9 @@ DEVICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """What a few steps on this machine took: seconds of a micro-batch and of an update, and memory at the peak."""
+    """What a few steps on this machine took, and the memory at their peak."""
 
-    micro_batch_seconds: float
-    update_seconds: float
+    step: StepTime
     peak_bytes: float | None = None
 
 
@@ -183,16 +183,17 @@ def make_plan(
         # No micro-batch and no update is faster than the launches of its kernels.
         launches = (0, 0) if on_cpu else launches_of(config, muon=arguments.optimizer == "muon")
         speed = device.peak_flops * utilization
-        calibration = Calibration(
+        step = StepTime(
             max(passes * forward / num_devices / micro_batches / speed, _LAUNCH_SECONDS * launches[0]),
             max(update / speed, _LAUNCH_SECONDS * launches[1]),
         )
+    else:
+        step = calibration.step
     # While the batch size warms up, a step has fewer rows and counts as a part of a full one.
     size = arguments.batch_size
     of_whole_steps = size.before(arguments.num_steps) / size.rows
     seconds = max(
-        of_whole_steps * micro_batches * calibration.micro_batch_seconds
-        + arguments.num_steps * calibration.update_seconds,
+        of_whole_steps * micro_batches * step.micro_batch + arguments.num_steps * step.update,
         arguments.num_steps * _exchange_seconds(config, device, num_devices),
     )
     all_tokens = size.before(arguments.num_steps) * arguments.max_seq_length * fill

@@ -77,8 +77,9 @@ class Doctor:
             gradient_norm: of the last step.
         """
         if setup.corpora is not self._surveyed:
-            unknown, self._surveyed = self.run.tokenizer.unk_token_id, setup.corpora
+            unknown = self.run.tokenizer.unk_token_id
             self._survey = survey(setup.corpora.corpora, shares=setup.corpora.shares, unk_token_id=unknown)
+            self._surveyed = setup.corpora
         corpora = setup.corpora
         compares = setup.arguments.teacher_name_or_path is None and len(corpora.validation) == len(corpora.names)
         vitals = Vitals(

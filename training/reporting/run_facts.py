@@ -1,6 +1,7 @@
 """What a run reports: its plan, its results, and the facts for its model card."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,14 +30,13 @@ def epochs_of(setup: PhaseSetup, phase: Phase) -> float:
     return phase.arguments.batch_size.before(phase.num_steps) / setup.stream.rows_per_epoch
 
 
-def plan_lines(setup: PhaseSetup, phases: Sequence[Phase], index: int, *, step: int, accelerator: Any) -> list[str]:
+def plan_lines(setup: PhaseSetup, phases: Sequence[Phase], *, step: int, accelerator: Any) -> list[str]:
     """A few lines for the user on what a phase is going to do.
 
     Args:
         phases: of the run; in a dry run those of the real one, of which `setup` is a small part.
-        index: of the phase.
     """
-    phase, corpora, config = phases[index], setup.corpora, setup.core.config
+    phase, corpora, config = phases[setup.phase.index], setup.corpora, setup.core.config
     arguments, processes = phase.arguments, accelerator.num_processes
     micro_batches = arguments.micro_batches(processes)
     rows = arguments.rows_at_once(processes)
@@ -68,15 +68,26 @@ def plan_lines(setup: PhaseSetup, phases: Sequence[Phase], index: int, *, step: 
         lines[:0] = [f"phase {phase.index + 1} of {len(phases)}"]
     if arguments.vocabulary_sample >= config.vocab_size:
         lines.append(f"vocabulary_sample={arguments.vocabulary_sample:,} is not below the vocabulary: it has no effect")
-    predicted = arguments.eval_mlm_probability * sum(split.num_tokens for split in corpora.validation.values())
+    most = (arguments.max_eval_batches or math.inf) * arguments.per_device_eval_batch_size * arguments.max_seq_length
+    tokens = [split.num_tokens for split in corpora.validation.values()]
+    predicted = arguments.eval_mlm_probability * sum(min(of_split, most) for of_split in tokens)
     if not corpora.validation:
         lines.append("evaluation: none, as the corpus holds nothing out (prepare-corpus --validation_fraction)")
     elif predicted < FEW_PREDICTIONS:
         lines.append(
-            f"warning: eval_loss is a mean over about {predicted:,.0f} predicted tokens, and says little: hold out "
-            "more text"
+            f"warning: eval_loss is a mean over about {predicted:,.0f} predicted tokens, and says little: "
+            f"{'raise max_eval_batches' if max(tokens) > most else 'hold out more text'}"
         )
     return [*lines, f"resumed at step {step}"] if step > phase.first_step else lines
+
+
+def kept_length_line(run: CheckedRun) -> str:
+    """What is said of the length of a resumed run."""
+    arguments = run.phases[0].arguments
+    decay = f", {arguments.num_decay_steps:,} of decay" if arguments.lr_scheduler_type == "wsd" else ""
+    kept = f"{int(arguments.warmup_steps):,} of warm-up{decay}, as in the checkpoint"
+    way_out = "" if run.given.max_minutes is None else "; --max_minutes does not change them, --max_steps does"
+    return f"{run.last_step:,} steps, {kept}{way_out}"
 
 
 def speed(flops: float, *, peak: float) -> dict[str, float]:

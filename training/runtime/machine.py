@@ -1,6 +1,7 @@
 """Sets up the machine: Accelerate, processes, compilation, determinism, the precision of Muon."""
 
 import datetime
+import functools
 import logging
 import os
 import shutil
@@ -111,12 +112,17 @@ def choose_compilation(wanted: bool | None, device: torch.device) -> bool:
     if device.type != "cuda" or is_sharded() or torch.cuda.get_device_capability(device) < (7, 0):
         return False
     if window_attention.KERNELS is None:
-        logger.warning(
-            "training is not compiled: torch.compile on CUDA needs Triton (pip install triton), a C compiler and "
-            "Python's headers"
-        )
+        _say_not_compiled()
         return False
     return True
+
+
+@functools.cache  # said once
+def _say_not_compiled() -> None:
+    logger.warning(
+        "training is not compiled: torch.compile on CUDA needs Triton (pip install triton), a C compiler and Python's "
+        "headers"
+    )
 
 
 def begins_slowly(torch_compile: bool | None, device: torch.device) -> bool:
