@@ -28,16 +28,11 @@ def measure(
 
     import clozebert  # noqa: F401  (lets AutoModel know our models)
     from clozebert.finetuning.arguments import SequenceArguments, TokenArguments
+    from clozebert.finetuning.batches import PackedCollator, PaddedCollator
     from clozebert.finetuning.data import read_data
-    from clozebert.finetuning.models import (
-        check_max_seq_length,
-        load_auto_tokenizer,
-        load_classifier,
-        load_config,
-        parameter_groups,
-    )
-    from clozebert.finetuning.trainer import make_adamw
-    from clozebert.finetuning.windows import PackedCollator, PaddedCollator, WindowMaker
+    from clozebert.finetuning.models import check_max_seq_length, load_auto_tokenizer, load_classifier, load_config
+    from clozebert.finetuning.optimizer import make_adamw, parameter_groups
+    from clozebert.finetuning.windows import WindowMaker
     from clozebert.utils.memory import keep_freed_memory
 
     keep_freed_memory()  # for both sides, as the programs do

@@ -4,8 +4,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ..utils.wording import counted
+from .batches import PackedCollator
 from .models import reading_of_pairs
-from .windows import PackedCollator
 
 if TYPE_CHECKING:
     from .run import FinetuningRun

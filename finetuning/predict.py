@@ -23,6 +23,7 @@ from ..utils.memory import memory_errors
 from ..utils.progress_bar import progress_bar, quiet
 from ..utils.wording import counted
 from .arguments import PredictionArguments
+from .batches import are_finite, make_collator, predict_logits
 from .data import TASKS
 from .metrics import check_metric_libraries
 from .models import check_max_seq_length, compares_pairs, load_auto_tokenizer, load_fine_tuned
@@ -42,7 +43,6 @@ from .tagged_files import read_tagged_file
 from .tags import detect_scheme, to_iob2
 from .tasks import Task
 from .token_task import TokenTask
-from .trainer import are_finite, make_collator, predict_logits
 from .windows import MANY_UNKNOWN, WindowMaker, count_unknown
 
 CHUNK = 1024  # examples read, predicted and written at a time

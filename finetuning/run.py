@@ -34,6 +34,8 @@ from .arguments import (
     default_learning_rate,
     own_output_dir,
 )
+from .batches import PackedCollator, are_finite, make_collator, rounds_of_epoch
+from .callbacks import BestOfMovedRun, EarlyStopping, EvaluationLines, TimelyCheckpoints, TrainingProgress
 from .card import card_facts, limit_of_windows
 from .data import TASKS, LabelledData, read_data
 from .metrics import check_metric_libraries
@@ -49,11 +51,10 @@ from .models import (
     load_auto_tokenizer,
     load_classifier,
     load_config,
-    parameter_groups,
     prefer_plain_attention,
     save_classifier,
-    scale_output_gradient,
 )
+from .optimizer import parameter_groups, scale_output_gradient
 from .plan import say_plan
 from .reports import (
     RESULTS_FILE,
@@ -74,20 +75,8 @@ from .resume import (
 )
 from .search import check_search, search_hyperparameters
 from .tasks import Task
-from .trainer import (
-    SELECTION,
-    BestOfMovedRun,
-    EarlyStopping,
-    EvaluationLines,
-    FinetuningTrainer,
-    TimelyCheckpoints,
-    TrainingProgress,
-    are_finite,
-    check_tracker,
-    make_collator,
-    rounds_of_epoch,
-)
-from .windows import MANY_UNKNOWN, PackedCollator, WindowMaker, count_unknown, pair_separator
+from .trainer import SELECTION, FinetuningTrainer, check_tracker
+from .windows import MANY_UNKNOWN, WindowMaker, count_unknown, pair_separator
 
 _NOTHING_KNOWN = 0.9  # unknown, of the tokens
 

@@ -1,4 +1,4 @@
-"""Model inputs from texts and words: subwords, windows over long documents, collators that pad or pack.
+"""Model inputs from texts and words: subwords, and windows over long documents.
 
 A window is one input of the model. A longer document becomes several overlapping windows, so nothing is cut off. Each
 window knows its document and, for tagging, which words are predicted at which of its positions.
@@ -16,12 +16,9 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
-from torch.nn.utils.rnn import pad_sequence
 
 from ..modeling.losses import IGNORED_LABEL
-from ..modeling.packed import Packed
 from ..utils.errors import UserError
 from ..utils.wording import counted
 
@@ -328,81 +325,3 @@ class WindowMaker:
 
 def _as_array(ids: list[int]) -> np.ndarray:
     return np.array(ids, dtype=np.int32)  # a ninth of a list's memory
-
-
-# Batches -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PaddedCollator:
-    """Collates windows to rows [B, T] with padding.
-
-    Attributes:
-        per_token: targets are labels of positions.
-        on_left: padding comes first, for models such as XLNet, whose classifier reads the last position.
-        pad_token_type_id: the token type of padding.
-    """
-
-    pad_token_id: int
-    per_token: bool
-    on_left: bool = False
-    pad_token_type_id: int = 0
-
-    def __call__(self, windows: Sequence[Window]) -> dict[str, Any]:
-        side = "left" if self.on_left else "right"
-
-        def rows(values: Sequence[Any], fill: int) -> torch.Tensor:
-            tensors = [torch.as_tensor(value, dtype=torch.int64) for value in values]
-            return pad_sequence(tensors, batch_first=True, padding_value=fill, padding_side=side)
-
-        batch = {
-            "input_ids": rows([window.input_ids for window in windows], self.pad_token_id),
-            "attention_mask": rows([np.ones_like(window.input_ids) for window in windows], 0),
-        }
-        if windows[0].token_type_ids is not None:
-            batch["token_type_ids"] = rows([window.token_type_ids for window in windows], self.pad_token_type_id)
-        if windows[0].target is not None:
-            targets = [window.target for window in windows]
-            batch["labels"] = rows(targets, IGNORED_LABEL) if self.per_token else torch.tensor(targets)
-        return batch
-
-    def split(self, logits: torch.Tensor, windows: Sequence[Window]) -> list[torch.Tensor]:
-        """The logits of each window: [T, L] of [B, T, L] for tagging, else [L] of [B, L]."""
-        if not self.per_token:
-            return list(logits)
-        lengths = [len(window.input_ids) for window in windows]
-        pairs = zip(logits, lengths, strict=True)
-        return [row[-length:] if self.on_left else row[:length] for row, length in pairs]
-
-
-@dataclass(frozen=True)
-class PackedCollator:
-    """Packs windows into one row [1, N] without padding, with the start of each window."""
-
-    per_token: bool
-
-    def __call__(self, windows: Sequence[Window]) -> dict[str, Any]:
-        lengths = [len(window.input_ids) for window in windows]
-        batch: dict[str, Any] = {
-            "input_ids": _joined([window.input_ids for window in windows]),
-            "packed": Packed.from_lengths(lengths),
-        }
-        if windows[0].token_type_ids is not None:
-            batch["token_type_ids"] = _joined([window.token_type_ids for window in windows])
-        if windows[0].target is not None:
-            targets = [window.target for window in windows]
-            batch["labels"] = _joined(targets) if self.per_token else torch.tensor(targets)
-        return batch
-
-    def split(self, logits: torch.Tensor, windows: Sequence[Window]) -> list[torch.Tensor]:
-        """The logits of each window: [T, L] out of [1, N, L] for tagging, else [L] of [B, L]."""
-        if not self.per_token:
-            return list(logits)
-        return list(logits[0].split([len(window.input_ids) for window in windows]))
-
-
-Collator = PaddedCollator | PackedCollator
-
-
-def _joined(rows: Sequence[Any]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(rows).astype(np.int64))[None]

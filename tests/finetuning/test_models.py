@@ -13,6 +13,7 @@ import transformers
 from clozebert import ClozeBertConfig
 from clozebert.finetuning import models
 from clozebert.finetuning.arguments import PredictionArguments
+from clozebert.finetuning.batches import PackedCollator
 from clozebert.finetuning.data import TASKS
 from clozebert.finetuning.models import (
     DEFAULT_DROPOUT,
@@ -27,10 +28,9 @@ from clozebert.finetuning.models import (
     load_config,
     load_fine_tuned,
     output_layer,
-    parameter_groups,
     prefer_plain_attention,
-    scale_output_gradient,
 )
+from clozebert.finetuning.optimizer import parameter_groups, scale_output_gradient
 from clozebert.finetuning.predict import predict
 from clozebert.finetuning.resume import read_settings
 from clozebert.finetuning.run import FinetuningRun, finetune
@@ -43,7 +43,6 @@ from clozebert.finetuning.sequence_task import (
 )
 from clozebert.finetuning.tags import TaggedSentence
 from clozebert.finetuning.token_task import TokenTask, make_token_task
-from clozebert.finetuning.windows import PackedCollator
 from clozebert.utils.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

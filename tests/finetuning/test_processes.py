@@ -21,10 +21,11 @@ from pretraining_helpers import in_forks, launcher_environments
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
-from clozebert.finetuning import trainer
+from clozebert.finetuning import batches
+from clozebert.finetuning.batches import PackedCollator, PaddedCollator, SharedBatches, predict_logits
 from clozebert.finetuning.run import finetune
-from clozebert.finetuning.trainer import FinetuningTrainer, SharedBatches, predict_logits
-from clozebert.finetuning.windows import PackedCollator, PaddedCollator, Window
+from clozebert.finetuning.trainer import FinetuningTrainer
+from clozebert.finetuning.windows import Window
 from clozebert.scripts._program import run as run_program
 
 
@@ -113,7 +114,7 @@ def test_processes_share_the_windows_that_are_scored(models: dict[str, str], mon
         scored.update(part[0])
         return [dict(enumerate(whole))]
 
-    monkeypatch.setattr(trainer, "gather_object", gather)
+    monkeypatch.setattr(batches, "gather_object", gather)
     for rank in range(3):
         process: Any = SimpleNamespace(process_index=rank, num_processes=3)
         found = predict_logits(model, windows, collator, batch_size=1, accelerator=process)

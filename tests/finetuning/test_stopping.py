@@ -18,10 +18,10 @@ from often import often
 from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
-from clozebert.finetuning import trainer as trainer_module
+from clozebert.finetuning import callbacks
+from clozebert.finetuning.callbacks import TimelyCheckpoints
 from clozebert.finetuning.resume import newest_checkpoint
 from clozebert.finetuning.run import FinetuningRun, finetune
-from clozebert.finetuning.trainer import TimelyCheckpoints
 from clozebert.utils.stop_request import StopRequest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -142,7 +142,7 @@ def test_a_run_that_crashes_within_a_long_epoch_has_a_checkpoint_of_ten_minutes_
     steps: list[int],
 ) -> None:
     """Here the ten minutes are over after every step, or never within an epoch of six steps."""
-    monkeypatch.setattr(trainer_module, "SECONDS_BETWEEN_CHECKPOINTS", seconds)
+    monkeypatch.setattr(callbacks, "SECONDS_BETWEEN_CHECKPOINTS", seconds)
     make_trainer = FinetuningRun.make_trainer
 
     def train(folder: str, **more: Any) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def test_a_checkpoint_that_is_due_at_the_end_of_an_epoch_is_left_to_trainer_wher
 ) -> None:
     accelerator: Any = SimpleNamespace(device=torch.device("cpu"), num_processes=1)
     checkpoints = TimelyCheckpoints(StopRequest(), accelerator)
-    monkeypatch.setattr(trainer_module, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
+    monkeypatch.setattr(callbacks, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
     control = SimpleNamespace(should_save=False)
     args = SimpleNamespace(gradient_accumulation_steps=1, save_strategy=SaveStrategy(strategy))
     checkpoints.on_step_end(args, SimpleNamespace(global_step=10, epoch=epoch), control)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss
 from transformers import PreTrainedConfig
 
+from clozebert.finetuning.batches import PackedCollator, PaddedCollator, predict_logits
 from clozebert.finetuning.metrics import (
     entity_report,
     label_report,
@@ -34,8 +35,7 @@ from clozebert.finetuning.tagged_files import read_tagged_file
 from clozebert.finetuning.tags import TaggedSentence, entity_spans
 from clozebert.finetuning.tasks import balanced_weights
 from clozebert.finetuning.token_task import TokenTask, make_token_task
-from clozebert.finetuning.trainer import predict_logits
-from clozebert.finetuning.windows import PackedCollator, PaddedCollator, Window, WindowMaker
+from clozebert.finetuning.windows import Window, WindowMaker
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from finetuning_helpers import TOKENIZER_KINDS, make_config, make_tokenizer

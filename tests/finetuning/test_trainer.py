@@ -20,10 +20,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.utils import logging
 
 from clozebert.finetuning.arguments import PredictionArguments
+from clozebert.finetuning.batches import LengthGroupedSampler
+from clozebert.finetuning.callbacks import EarlyStopping, EvaluationLines
 from clozebert.finetuning.predict import predict
 from clozebert.finetuning.resume import newest_checkpoint, read_settings
 from clozebert.finetuning.run import FinetuningRun, finetune
-from clozebert.finetuning.trainer import EarlyStopping, EvaluationLines, LengthGroupedSampler
 from clozebert.utils.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -15,13 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from often import often
 
+from clozebert.finetuning.batches import PackedCollator, PaddedCollator, make_collator, predict_logits
 from clozebert.finetuning.tagged_files import read_tagged_file, sentence_of_text
 from clozebert.finetuning.tags import TaggedSentence
 from clozebert.finetuning.token_task import TokenTask
-from clozebert.finetuning.trainer import make_collator, predict_logits
 from clozebert.finetuning.windows import (
-    PackedCollator,
-    PaddedCollator,
     Window,
     WindowMaker,
     pair_separator,

@@ -8,8 +8,8 @@ from rounding import LENGTHS, Rounding, logits_and_gradients, make_batch, make_m
 from triton_cases import JOINED, WINDOWS, joined_error, joined_window_errors, window_errors
 
 from clozebert import ClozeBertForSequenceClassification, encode_ids
-from clozebert.finetuning.trainer import predict_logits
-from clozebert.finetuning.windows import PackedCollator, Window
+from clozebert.finetuning.batches import PackedCollator, predict_logits
+from clozebert.finetuning.windows import Window
 from clozebert.modeling.attention import ALL_ATTENTION_FUNCTIONS
 from clozebert.modeling.packed import Packed
 from clozebert.modeling.packed_attention import PackedPlan
