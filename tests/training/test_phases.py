@@ -162,7 +162,9 @@ def test_the_second_phase_is_a_loop_of_its_own_from_the_weights_of_the_first(
     assert losses_of(tmp_path / "run")[3:] == pytest.approx(losses, abs=1e-6)
 
 
-def test_a_finished_run_goes_on_with_a_phase_that_is_added_later(prepared: Path, tmp_path: Path) -> None:
+def test_a_finished_run_goes_on_with_a_phase_that_is_added_later(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = {"max_steps": 4, "save_steps": 2, "save_total_limit": 9}
     longer = {**run, "phases": [{"max_steps": 3, "max_seq_length": 24}]}
     pretrain(arguments_of(prepared, tmp_path / "whole", **longer), model_config())
@@ -176,6 +178,13 @@ def test_a_finished_run_goes_on_with_a_phase_that_is_added_later(prepared: Path,
     pretrain(arguments_of(prepared, tmp_path / "branch", **longer, resume_from_checkpoint=first), model_config())
     branch = load_file(tmp_path / "branch" / "model.safetensors")
     assert all(torch.equal(one[name], branch[name]) for name in one)
+    shutil.rmtree(tmp_path / "branch" / "checkpoint-7")
+    (tmp_path / "branch" / "model.safetensors").unlink()
+    capsys.readouterr()
+    pretrain(arguments_of(prepared, tmp_path / "branch", **longer, resume_from_checkpoint="latest"), model_config())
+    shown = capsys.readouterr().out
+    assert "phase 2 of 2" in shown
+    assert "(for what is left, at the speed so far)" in shown
 
 
 def test_figures_of_an_earlier_phase_are_not_those_of_the_model(prepared: Path, more: Path, tmp_path: Path) -> None:
@@ -299,6 +308,22 @@ def test_a_phase_that_cannot_begin_ends_the_run_with_its_own_error(
     run_here(prepared, tmp_path / "run", **phases, resume_from_checkpoint="latest")
     run_here(prepared, tmp_path / "undisturbed", **phases)
     assert_same_bits(tmp_path / "run", tmp_path / "undisturbed", step=6)
+
+
+def test_a_run_that_cannot_begin_closes_its_log(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the memory is full when a step is timed: bar and trackers are open by then."""
+    closed = []
+
+    def fails(*args: Any, **options: Any) -> None:
+        raise RuntimeError("no memory, made up")
+
+    monkeypatch.setattr(loop.RunLog, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(loop, "what_to_expect", fails)
+    with pytest.raises(RuntimeError, match="made up"):
+        pretrain(arguments_of(prepared, tmp_path / "run"), model_config())
+    assert len(closed) == 1
 
 
 def test_what_a_phase_takes_over(prepared: Path) -> None:
