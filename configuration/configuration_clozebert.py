@@ -213,7 +213,8 @@ class ClozeBertConfig(PreTrainedConfig):
     def from_name(cls, name: str, **overrides: Any) -> "ClozeBertConfig":
         """A named architecture (`bert-base`, `modernbert-base`, …), with some fields changed.
 
-        If `num_hidden_layers` is changed, the layer types continue the architecture's pattern.
+        If `num_hidden_layers` is changed, the layer types continue the architecture's pattern. If the positions are no
+        longer rotary, its `rope_parameters` are left out.
 
         Raises:
             ValueError: no architecture has that name.
@@ -227,6 +228,8 @@ class ClozeBertConfig(PreTrainedConfig):
         layers = overrides.get("num_hidden_layers")
         if "layer_types" in fields and isinstance(layers, int):  # the constructor refuses anything else
             fields["layer_types"] = every_third_full(layers)
+        if overrides.get("position_embedding_type", "rope") != "rope":
+            fields.pop("rope_parameters", None)  # they are of the positions that are replaced
         base, given = fields.get("rope_parameters"), overrides.get("rope_parameters")
         if _is_by_layer_type(base) and _is_by_layer_type(given):  # what is not named stays
             overrides["rope_parameters"] = {x: {**base.get(x, {}), **(given.get(x) or {})} for x in {**base, **given}}

@@ -43,5 +43,5 @@ def find_damaged_files(directory: Path) -> tuple[list[str], int]:
             try:
                 count += len(check_index(index, all_hashes=True))
             except UserError as error:
-                problems.append(f"{error}; delete {index}, and it is built anew")
+                problems.append(str(error))
     return problems, count

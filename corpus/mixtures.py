@@ -30,6 +30,8 @@ class Mixture:
 
     def __init__(self, places: str | Path | Sequence[str | Path], weights: Sequence[float] | None = None) -> None:
         places = [places] if isinstance(places, str | Path) else places
+        if not places:
+            raise UserError("corpora is empty; give at least one corpus")
         weights = [] if weights is None else list(weights)
         if weights:
             check_weights(weights, len(places), name="corpus_weights")

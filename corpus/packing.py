@@ -142,16 +142,10 @@ class RowIndex:
 
 def _cached_index(corpus: Corpus, *, max_seq_length: int) -> Path:
     """The folder of the index, built if needed: beside the corpus or, if that is not writable, in the user's cache."""
-    name = f"rows-{max_seq_length}-v{_VERSION}-{corpus.fingerprint[:16]}"
-    if _is_whole(corpus.folder / name):
-        return corpus.folder / name
-    # The cache is asked for only where it is needed, as some users have none.
-    parents = [corpus.folder] if os.access(corpus.folder, os.W_OK) else [cache_folder()]
-    parents += [_scratch] if _scratch else []
-    for parent in parents:
+    name, parent = f"rows-{max_seq_length}-v{_VERSION}-{corpus.fingerprint[:16]}", corpus.folder
+    for parent in _parents_of_index(corpus):
         if _is_whole(parent / name):
             return parent / name
-    parent = parents[-1]
     way_out = None
     if parent != corpus.folder:
         way_out = f"the rows of {corpus.folder} are listed there, as it is closed: set XDG_CACHE_HOME to another folder"
@@ -166,6 +160,15 @@ def _cached_index(corpus: Corpus, *, max_seq_length: int) -> Path:
         if not _is_whole(parent / name):
             raise
     return parent / name
+
+
+def _parents_of_index(corpus: Corpus) -> Iterator[Path]:
+    """The folders in which an index may lie; in the last one it may be built."""
+    yield corpus.folder
+    if not os.access(corpus.folder, os.W_OK):
+        yield cache_folder()  # asked for only where it is needed, as some users have none
+    if _scratch:
+        yield _scratch
 
 
 def _is_whole(folder: Path) -> bool:
@@ -194,11 +197,14 @@ def check_index(folder: Path, *, all_hashes: bool = False) -> dict[str, FileFact
     try:
         files = {name: FileFacts(int(values[name]["size"]), str(values[name]["sha256"])) for name in _INDEX_FILES}
     except (KeyError, TypeError, ValueError):
-        raise UserError(f"{path} must hold the size and SHA-256 of {', '.join(_INDEX_FILES)}") from None
-    check_sizes(folder, files)
+        raise UserError(
+            f"{path} must hold the size and SHA-256 of {', '.join(_INDEX_FILES)}: delete {folder}, and it is built anew"
+        ) from None
+    way_out = f"delete {folder}, and it is built anew"
+    check_sizes(folder, files, way_out=way_out)
     if all_hashes or sum(facts.size for facts in files.values()) <= HASHED_AT_ONCE:
         for name, facts in files.items():
-            check_hash(folder / name, facts, anew=all_hashes)
+            check_hash(folder / name, facts, anew=all_hashes, way_out=way_out)
     return files
 
 

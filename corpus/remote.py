@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..utils.errors import MissingFileError, MissingPackageError, UserError, UserFileError
+from ..utils.errors import MissingFileError, MissingPackageError, UserError, UserFileError, as_user_errors
 from ..utils.files import cache_folder, whole_file
 from ..utils.untrusted import LARGEST_JSON
 from .manifest import CORPUS_SPLITS, FileFacts, files_of, parse_manifest
@@ -47,18 +47,26 @@ def local_folder(place: str | Path) -> Path:
     }
     digest = hashlib.sha256(b"\0".join(manifests.values())).hexdigest()
     folder = cache_folder() / "corpora" / digest[:32]
-    folder.mkdir(parents=True, exist_ok=True)
     from filelock import FileLock
 
-    # One process of a machine downloads, the others wait for it.
-    with FileLock(folder.with_suffix(".lock")):
-        for split, content in manifests.items():
-            if not (folder / split / "manifest.json").is_file():
-                for name, facts in files[split].items():
-                    _fetch(system, f"{root}/{split}/{name}", folder / split / name, facts)
-                with whole_file(folder / split / "manifest.json") as file:
-                    file.write(content)
+    with as_user_errors(OSError, about=f"{place} is copied to {folder} (set XDG_CACHE_HOME for another folder)"):
+        folder.mkdir(parents=True, exist_ok=True)
+        # One process of a machine downloads, the others wait for it.
+        with FileLock(folder.with_suffix(".lock")):
+            _download(system, root, manifests, files, folder)
     return folder
+
+
+def _download(
+    system: Any, root: str, manifests: dict[str, bytes], files: dict[str, dict[str, FileFacts]], folder: Path
+) -> None:
+    """Download the splits that are not there yet; the manifest of each comes last."""
+    for split, content in manifests.items():
+        if not (folder / split / "manifest.json").is_file():
+            for name, facts in files[split].items():
+                _fetch(system, f"{root}/{split}/{name}", folder / split / name, facts)
+            with whole_file(folder / split / "manifest.json") as file:
+                file.write(content)
 
 
 def _open_url(place: str | Path) -> tuple[Any, str]:

@@ -207,8 +207,8 @@ class Corpus:
         self.vocab_size: int = tokenizer["vocab_size"]
         self.cls_token_id: int = tokenizer["cls_token_id"]
         self.sep_token_id: int = tokenizer["sep_token_id"]
-        self.pad_token_id: int = tokenizer["pad_token_id"]
         self.mask_token_id: int = tokenizer["mask_token_id"]
+        self.pad_token_id: int = tokenizer["pad_token_id"]
         self.special_token_ids: list[int] = tokenizer["special_token_ids"]
         self.files = files_of(self.manifest)
         check_sizes(self.folder, self.files)
@@ -285,18 +285,23 @@ def open_split(directory: str | Path, split: str) -> Corpus | None:
     return Corpus(folder, split) if (folder / split / "manifest.json").is_file() else None
 
 
-def check_sizes(folder: Path, files: dict[str, FileFacts]) -> None:
-    """Raise a `UserError` for the first file that is missing, has another size, or is a link out of its folder."""
+def check_sizes(folder: Path, files: dict[str, FileFacts], *, way_out: str = _WAY_OUT) -> None:
+    """Raise a `UserError` for the first file that is missing, has another size, or is a link out of its folder.
+
+    Args:
+        way_out: what can be done about it, for the message.
+    """
     for name, facts in files.items():
         path = file_beside(folder, name, where=folder / "manifest.json")
-        _check_size(path, facts.size)
+        _check_size(path, facts.size, way_out)
 
 
-def check_hash(path: Path, facts: FileFacts, *, anew: bool = False) -> None:
+def check_hash(path: Path, facts: FileFacts, *, anew: bool = False, way_out: str = _WAY_OUT) -> None:
     """Raise a `UserError` if a file's hash is not the one in the manifest.
 
     Args:
         anew: hash it even if this process has checked it before.
+        way_out: what can be done about it, for the message.
     """
     try:
         state = os.stat(path)
@@ -307,7 +312,7 @@ def check_hash(path: Path, facts: FileFacts, *, anew: bool = False) -> None:
     except OSError as error:
         raise UserFileError(f"{path} cannot be read: {error.strerror}") from None
     if found != facts.sha256:
-        raise UserError(f"{path} is not what the manifest says (SHA-256 {found[:12]}…): {_WAY_OUT}")
+        raise UserError(f"{path} is not what the manifest says (SHA-256 {found[:12]}…): {way_out}")
     _hashed.add(known)
 
 
@@ -324,11 +329,11 @@ def map_array(path: Path, dtype: str, shape: Sequence[int]) -> np.ndarray:
     return np.memmap(path, dtype=dtype, mode="r", shape=tuple(shape))
 
 
-def _check_size(path: Path, expected: int) -> None:
+def _check_size(path: Path, expected: int, way_out: str = _WAY_OUT) -> None:
     found = path.stat().st_size if path.is_file() else -1
     if found != expected:
         state = "is missing" if found < 0 else f"has {found} bytes instead of {expected}"
-        raise UserError(f"{path} {state}: {_WAY_OUT}")
+        raise UserError(f"{path} {state}: {way_out}")
 
 
 def read_manifest(path: Path) -> tuple[dict[str, Any], str]:

@@ -14,7 +14,7 @@ writes CORPUS/train and CORPUS/validation. Each has a manifest that accounts for
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from clozebert.corpus.readers.reading_flags import ReadingFlags
 from clozebert.scripts._program import parse, run
@@ -42,7 +42,9 @@ class Arguments(ReadingFlags):
     validation_fraction: float | None = flag(
         "the share of documents to hold out (default: 0.01; for installed-python 0.05, by whole packages)"
     )
-    deduplicate: str = flag("none, exact (each text once) or near (MinHash over runs of five words)", "none")
+    deduplicate: Literal["none", "exact", "near"] = flag(
+        "none, exact (each text once) or near (MinHash over runs of five words)", "none"
+    )
     dataset_config_name: str | None = flag("the configuration of a dataset on the Hub")
     num_processes: int | None = flag("processes that tokenize (default: one for each processor)")
     num_parts: int | None = flag("split the files into this many parts; without --part: merge them")

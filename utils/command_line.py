@@ -38,7 +38,6 @@ _OTHER_NAMES = {
 _METAVARS = {
     "_dir": "DIR", "directory": "DIR", "corpus": "DIR", "checkpoint": "DIR", "_file": "FILE", "_column": "COLUMN",
     "name_or_path": "NAME", "tokenizer_name": "NAME", "dataset_name": "NAME", "config": "NAME", "architecture": "NAME",
-    "document_separator": "WORD", "on_bad_text": "WORD", "deduplicate": "WORD",
 }  # fmt: skip
 
 

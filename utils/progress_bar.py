@@ -10,6 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from .switch import Switch
+from .wording import counted
 
 SECONDS_BETWEEN_LINES = 60.0
 
@@ -78,7 +79,8 @@ def heartbeat(description: str) -> Iterator[None]:
     def beat() -> None:
         begun = time.monotonic()
         while not ended.wait(SECONDS_BETWEEN_LINES):
-            print(f"{description}: {(time.monotonic() - begun) / 60:.0f} minutes so far", file=sys.stderr, flush=True)
+            minutes = counted(round((time.monotonic() - begun) / 60), "minute")
+            print(f"{description}: {minutes} so far", file=sys.stderr, flush=True)
 
     if not sys.stderr.isatty():
         threading.Thread(target=beat, name="heartbeat", daemon=True).start()

@@ -98,8 +98,6 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise MissingFileError(f"{path} is missing") from None
     except OSError as error:
-        if isinstance(error, UserError):
-            raise
         raise UserFileError(f"{path} cannot be read: {error.strerror}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} must hold an object, not {type(value).__name__}")

@@ -51,20 +51,23 @@ class Preparation:
     def check(self, part: int | None = None, num_parts: int | None = None) -> None:
         """Raise the errors that can be found before the texts are read; token ids are read and checked here.
 
-        Those of one part, if its number is given.
+        Args:
+            part: check one of `num_parts` parts alone, which does not write into the output folder.
+            num_parts: without `part`: check a merge, which reads no text.
         """
-        inputs = [("input", place) for place in [*self.input, *(self.validation_input or [])]]
-        check_output_dir(
-            self.output_dir,
-            overwrite=self.overwrite_output_dir,
-            written=CORPUS_FILES,
-            inputs=inputs,
-            holds_model=False,
-        )
+        if part is None:
+            check_output_dir(
+                self.output_dir,
+                overwrite=self.overwrite_output_dir,
+                written=CORPUS_FILES,
+                inputs=[("input", place) for place in [*self.input, *(self.validation_input or [])]],
+                holds_model=False,
+            )
         readers = readers_in_order(self._common["reader"], self._common["validation_reader"], self.deduplicate)
         if part is not None and num_parts is not None:
             readers = cut(readers, part=part, num_parts=num_parts)
-        if self.id_column is not None and self.on_bad_text == "error":
+        is_merge = part is None and num_parts is not None
+        if self.id_column is not None and self.on_bad_text == "error" and not is_merge:
             for reader in readers:
                 for _ in reader:
                     pass

@@ -126,7 +126,7 @@ def _fill(read: Callable[[int], bytes]) -> bytes:
 
 
 def _reader(path: Path, raw: BinaryIO) -> Callable[[int], bytes]:
-    """A function that reads the content of a file; it raises a `UserError` that names a damaged or truncated file."""
+    """A function that reads the content of a file; it raises a `UserError` that names a file that cannot be read."""
     suffix = path.suffix.lower()
     if suffix in COMPRESSIONS and not path.stat().st_size:  # gzip and Arrow would find an empty text in it
         raise UserError(f"{path} is not a whole {suffix} file: it is empty")
@@ -139,12 +139,14 @@ def _reader(path: Path, raw: BinaryIO) -> Callable[[int], bytes]:
     elif suffix in COMPRESSIONS:
         read = _zstd_reader(path, raw)
     else:
-        return raw.read
+        read = raw.read
 
     def checked(size: int) -> bytes:
         try:
             return read(size)
         except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+            if isinstance(error, OSError) and error.errno:  # the disk's; those of gzip and bz2 have no number
+                raise UserFileError(f"{path} cannot be read: {error.strerror}") from None
             raise UserError(f"{path} is not a whole {suffix} file: {error}") from None
 
     return checked

@@ -9,8 +9,8 @@ from ...utils.errors import UserError
 from .binary_files import WITHOUT_HTML
 from .columns import find_text_column
 from .compression import bare_suffix, open_decompressed
-from .table_file import BadText, TableFile, bad_byte, lone_surrogate
-from .tables import LARGEST_DOCUMENT, TABLE_SUFFIXES, open_table
+from .table_file import LARGEST_DOCUMENT, BadText, TableFile, bad_byte, lone_surrogate
+from .tables import TABLE_SUFFIXES, open_table
 from .xml_texts import XML_SUFFIXES, texts_of_xml
 
 # (cell, line, "line" or "row") -> a text, or what is wrong with the cell.

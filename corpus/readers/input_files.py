@@ -32,15 +32,12 @@ def files_matching(pattern: str) -> list[Path]:
     """The files that match a glob pattern; `**` matches folders at any depth, and links to folders.
 
     Raises:
-        UserError: a folder below `**` cannot be read.
+        UserError: a folder in which files may match cannot be read, or a link that matches is broken.
     """
     parts = Path(pattern).parts
-    if "**" not in parts:
-        return _once(map(Path, glob.glob(pattern)))
-    place = parts.index("**")
-    start = str(Path(*parts[:place])) if place else "."
-    bases = [Path(base) for base in (glob.glob(start) if glob.has_magic(start) else [start])]
-    return _once(path for base in bases if base.is_dir() for path in _matching(base, parts[place:]))
+    place = next((place for place, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    base = Path(*parts[:place])
+    return _once(_matching(base, parts[place:])) if base.is_dir() else []
 
 
 def _matching(base: Path, pattern: tuple[str, ...]) -> Iterator[Path]:
@@ -80,7 +77,7 @@ def _left(patterns: Iterable[tuple[str, ...]], name: str) -> frozenset[tuple[str
             continue
         if pattern[0] == "**":
             found.update(_and_without_folders(pattern))
-        elif fnmatch.fnmatchcase(name, pattern[0]):
+        elif fnmatch.fnmatch(name, pattern[0]):
             found.update(_and_without_folders(pattern[1:]))
     return frozenset(found)
 
@@ -96,7 +93,11 @@ def _and_without_folders(pattern: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 def _once(paths: Iterable[Path]) -> list[Path]:
     """Sorted files with each file once: under a name that is not a symbolic link if there is one, else its first."""
     names: dict[str, Path] = {}
-    for path in sorted(filter(Path.is_file, paths), key=lambda path: (path.is_symlink(), path)):
+    for path in sorted(paths, key=lambda path: (path.is_symlink(), path)):
+        if path.is_symlink() and not path.exists():
+            raise UserFileError(f"{path} is a link that leads nowhere: delete it, or fetch what it leads to")
+        if not path.is_file():
+            continue
         names.setdefault(os.path.realpath(path), path)
     return sorted(names.values())
 

@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 from ...utils.errors import UserError
 
 HEAD_ROWS, HEAD_CELLS = 10_000, 1 << 22  # rows and characters that are read to find out what the columns hold
+# Bytes of a document of a text file, and characters of one in XML; a longer one is cut into several, at the end of a
+# line or at a space.
+LARGEST_DOCUMENT = 1 << 22
 
 
 class Row(NamedTuple):
@@ -63,7 +66,7 @@ class TableFile:
         return True
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
-        """All rows, with a `BadText` for each invalid one; `columns`: which cells to return (None: all)."""
+        """All rows, with a `BadText` for each invalid one; `columns`: which cells to return at least (None: all)."""
         raise NotImplementedError
 
     @cached_property

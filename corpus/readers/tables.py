@@ -23,9 +23,6 @@ from .compression import COLUMNAR_SUFFIXES, bare_suffix, open_decompressed
 from .delimited import Dialect, find_dialect, read_records
 from .table_file import HEAD_CELLS, HEAD_ROWS, BadText, Row, TableFile, bad_byte, not_utf8, refuse_repeated
 
-# Bytes of a document of a text file, and characters of one in XML; a longer one is cut into several, at the end of a
-# line or at a space.
-LARGEST_DOCUMENT = 1 << 22
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", *COLUMNAR_SUFFIXES)
 _CLASS_SHARE = 0.05  # of the rows, at least, have the class of the first row
 

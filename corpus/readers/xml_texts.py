@@ -16,8 +16,7 @@ from typing import BinaryIO
 from xml.parsers import expat
 
 from ...utils.errors import UserError
-from .table_file import BadText
-from .tables import LARGEST_DOCUMENT
+from .table_file import LARGEST_DOCUMENT, BadText
 
 XML_SUFFIXES = (".xml", ".nxml")
 

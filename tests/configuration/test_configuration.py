@@ -197,6 +197,15 @@ def test_changing_one_configuration_leaves_the_named_architecture():
     assert ClozeBertConfig.from_name("modernbert-base").rope_parameters["full_attention"]["rope_theta"] == 160_000.0
 
 
+def test_a_named_architecture_with_other_positions_has_no_rotary_parameters():
+    config = ClozeBertConfig.from_name("modernbert-base", position_embedding_type="absolute")
+    assert config.rope_parameters is None
+    with pytest.raises(ValueError, match="needs position_embedding_type='rope'"):
+        ClozeBertConfig.from_name(
+            "modernbert-base", position_embedding_type="absolute", rope_parameters={"rope_theta": 7.0}
+        )
+
+
 def test_modernbert_has_full_attention_in_every_third_layer():
     config = ClozeBertConfig.from_name("modernbert-base")
     assert [index for index in range(22) if config.attention_type(index) == "full_attention"] == list(range(0, 22, 3))

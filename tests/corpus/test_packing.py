@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clozebert.corpus import RowIndex, packing
+from clozebert.corpus.integrity import find_damaged_files
 from clozebert.corpus.packing import pack_lengths
 from clozebert.utils.errors import UserError
 from clozebert.utils.files import disk_errors
@@ -105,6 +106,20 @@ def test_a_read_only_corpus_and_a_closed_cache(
         disk_errors(tmp_path, way_out="free some space, then --resume_from_checkpoint latest"),
     ):
         RowIndex(corpus, max_seq_length=50)
+
+
+def test_a_damaged_index_is_built_anew_and_no_corpus_is_blamed(
+    make_corpus: Callable[..., Written], caplog: pytest.LogCaptureFixture
+) -> None:
+    written = make_corpus([20, 30, 40])
+    RowIndex(written.corpus, max_seq_length=50)
+    (ends,) = written.corpus.folder.glob("rows-50-*/ends.bin")
+    ends.write_bytes(ends.read_bytes()[:-8])
+    (problem,) = (found for found in find_damaged_files(written.directory)[0] if "rows-50" in found)
+    assert problem.endswith(f"bytes instead of {8 * 3}: delete {ends.parent}, and it is built anew")
+    assert RowIndex(written.corpus, max_seq_length=50).num_rows == 3
+    assert caplog.text.count("the row index is built anew: ") == 1
+    assert "prepare it again" not in caplog.text
 
 
 def test_a_row_needs_room_for_a_token(written: Written) -> None:

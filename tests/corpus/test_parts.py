@@ -94,6 +94,11 @@ def test_a_part_that_is_there_is_left_and_one_of_another_job_refused(inputs: dic
     with pytest.raises(ValueError, match="splits by files: installed-python"):
         preparation(inputs, tmp_path / "out", input=["installed-python"]).run_part(0, 2)
     assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    parted.check(1, 3)  # a part is written beside the folder
+    with pytest.raises(UserError, match="is not empty"):
+        parted.check(None, 3)
 
 
 def test_a_file_that_changed_after_its_part_was_made_is_refused(inputs: dict[str, Any], tmp_path: Path) -> None:

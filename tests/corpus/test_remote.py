@@ -48,6 +48,13 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+def test_a_cache_that_cannot_be_is_named(uploaded: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=rf"^{URL} is copied to .*file/clozebert/corpora/.* \(set XDG_CACHE_HOME"):
+        Corpus(URL)
+
+
 def test_the_batches_are_those_of_the_folder(uploaded: Written, opened: list[str]) -> None:
     options: dict[str, Any] = {"max_seq_length": 80, "global_batch_size": 6, "masking": Masking(), "seed": 3}
     remote, local = Corpus(URL), uploaded.corpus

@@ -168,7 +168,7 @@ def test_mistakes_are_one_line(text: Path, tokenizer: str, tmp_path: Path, capsy
         ([*good, "--output_dir", str(tmp_path / "full")], "is not empty; give --overwrite_output_dir"),
         ([*named, "--input", str(text / "a.txt"), "--text_column", "foo"], "--text_column foo: no input has columns"),
         ([*good, *out, "--dataset_config_name", "foo"], "--dataset_config_name foo: no input is a dataset of the Hub"),
-        ([*good, *out, "--deduplicate", "exactly"], "deduplicate='exactly' must be one of none, exact, near"),
+        ([*good, *out, "--deduplicate", "exactly"], "--deduplicate: invalid choice: 'exactly'"),
         ([*good, *out, "--document_separator", "lines"], "--document_separator: invalid choice: 'lines'"),
         ([*good, *out, "--validation_fraction", "2"], "validation_fraction=2.0"),
         ([*good, *out, "--validation_input", str(text / "a.txt")], "a.txt is in input and in validation_input"),
