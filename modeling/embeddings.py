@@ -167,16 +167,23 @@ class ImageEmbeddings(nn.Module):
         """The shape [B, 1 + patches] of the tokens of pixels [B, channels, height, width], or of the embeddings.
 
         Raises:
-            ValueError: no input, pixels with a wrong number of dimensions or channels, or sides that are not multiples
-                of the patch size.
+            ValueError: not exactly one input, one with a wrong number of dimensions or channels, an empty batch, or
+                sides that are not multiples of the patch size.
         """
+        if (pixel_values is None) == (inputs_embeds is None):
+            raise ValueError("this is an image model (image_size is set): give one of pixel_values and inputs_embeds")
         if inputs_embeds is not None:
+            if inputs_embeds.dim() != 3:
+                raise ValueError(f"inputs_embeds of shape {tuple(inputs_embeds.shape)} must be [batch, length, size]")
             return inputs_embeds.shape[:2]
-        if pixel_values is None:
-            raise ValueError("this is an image model (image_size is set): give pixel_values or inputs_embeds")
+        assert pixel_values is not None
         if pixel_values.dim() != 4 or pixel_values.shape[1] != self.num_channels:
             raise ValueError(
                 f"pixel_values of shape {tuple(pixel_values.shape)} must be [batch, {self.num_channels}, height, width]"
+            )
+        if not torch.compiler.is_compiling() and 0 in pixel_values.shape:
+            raise ValueError(
+                f"pixel_values of shape {tuple(pixel_values.shape)} hold no image: leave an empty batch out"
             )
         rows, columns = (side // self.patch_size for side in pixel_values.shape[2:])
         if (rows * self.patch_size, columns * self.patch_size) != tuple(pixel_values.shape[2:]):

@@ -29,9 +29,9 @@ from .bundle import auto_map, files_in, is_class_of_ours, push_saved_files, writ
 from .embeddings import ImageEmbeddings, RotaryEmbedding, TextEmbeddings
 from .fast_paths import HALF_PRECISION, is_autocast, is_plain, is_traced, matmul_dtype
 from .heads import DenseHead, Pooling
-from .inputs import check_ids, check_length, check_mask, check_text, row_mask
+from .inputs import check_ids, check_length, check_mask, check_text, refuse_causal, row_mask
 from .packed import Packed, find_packed
-from .packed_attention import make_masks, read_in_last_layer
+from .packed_attention import is_flash, make_masks, read_in_last_layer
 
 
 class ClozeBertPreTrainedModel(PreTrainedModel):
@@ -135,15 +135,12 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        if isinstance(self.embeddings, ImageEmbeddings):
-            return self.embeddings.projection
-        return self.embeddings.word_embeddings
+        embeddings: Any = self.embeddings  # an adapter may have wrapped them, so their class is not asked
+        return embeddings.word_embeddings if self.config.image_size is None else embeddings.projection
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        if isinstance(self.embeddings, ImageEmbeddings):
-            self.embeddings.projection = value  # type: ignore[assignment]
-        else:
-            self.embeddings.word_embeddings = value  # type: ignore[assignment]
+        name = "word_embeddings" if self.config.image_size is None else "projection"
+        setattr(self.embeddings, name, value)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -182,6 +179,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         Raises:
             ValueError: inputs that contradict one another or the configuration, before anything is computed.
         """
+        refuse_causal(kwargs)
         mask_BT = row_mask(attention_mask)
         attention_mask = attention_mask if mask_BT is None else mask_BT
         shape_BT = self._check_inputs(input_ids, attention_mask, token_type_ids, inputs_embeds, pixel_values)
@@ -214,7 +212,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         index_R = read_positions  # in what the last layer returns
         if read_positions is not None and not shows_states:
             masks[-1], index_R = read_in_last_layer(masks[-1], x_BTD, filled, read_positions, self.config)
-        if filled is not None and self.config._attn_implementation.startswith("flash"):
+        if filled is not None and is_flash(self.config):
             kwargs = {**kwargs, **filled.flash_arguments()}
 
         for layer, mask in zip(layers, masks, strict=True):
@@ -240,9 +238,13 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         pixel_values: torch.Tensor | None,
     ) -> torch.Size:
         """Refuse inputs that contradict one another or the configuration; return the batch's shape [B, T]."""
-        if not isinstance(self.embeddings, ImageEmbeddings):
+        if self.config.image_size is None:
             return check_text(input_ids, attention_mask, token_type_ids, inputs_embeds, pixel_values)
-        shape_BT = self.embeddings.shape_of(pixel_values, inputs_embeds)
+        for name, value in (("input_ids", input_ids), ("token_type_ids", token_type_ids)):
+            if value is not None:
+                raise ValueError(f"{name} given to an image model (image_size is set): give pixel_values")
+        embeddings: Any = self.embeddings
+        shape_BT = embeddings.shape_of(pixel_values, inputs_embeds)
         check_mask(attention_mask, shape_BT)
         return shape_BT
 

@@ -186,8 +186,8 @@ def _has_fused_linear(x: torch.Tensor, layer: nn.Module) -> bool:
 def has_global_hooks() -> bool:
     """Whether hooks look at the layers of all models."""
     # PyTorch has no public way to ask.
-    hooks = ("_global_forward_hooks", "_global_forward_pre_hooks")
-    return any(getattr(torch.nn.modules.module, name, None) for name in hooks)
+    kinds = ("forward", "forward_pre", "backward", "backward_pre")
+    return any(getattr(torch.nn.modules.module, f"_global_{kind}_hooks", None) for kind in kinds)
 
 
 def _is_watched() -> bool:

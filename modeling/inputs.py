@@ -78,6 +78,12 @@ def check_mask(attention_mask: Any, shape_BT: torch.Size) -> None:
         )
 
 
+def refuse_causal(kwargs: Any) -> None:
+    """Take `is_causal` out of a forward's further arguments, and refuse True."""
+    if kwargs.pop("is_causal", None):
+        raise ValueError("is_causal=True: a token of an encoder sees those on both sides; leave it out")
+
+
 def check_length(config: ClozeBertConfig, shape_BT: torch.Size, packed: Packed | None) -> None:
     """Refuse rows, or packed documents, longer than `max_position_embeddings`: positions that are added end there."""
     length = shape_BT[1] if packed is None else packed.max_length
@@ -111,4 +117,4 @@ def row_mask(attention_mask: Any) -> torch.Tensor | None:
     return attention_mask if attention_mask.dim() == 2 else None
 
 
-__all__ = ["check_ids", "check_length", "check_mask", "check_text", "leading_shape", "row_mask"]
+__all__ = ["check_ids", "check_length", "check_mask", "check_text", "leading_shape", "refuse_causal", "row_mask"]

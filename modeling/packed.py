@@ -164,7 +164,8 @@ def find_packed(
     if packed is None and cu_seq_lens is None:
         return None if position_ids is None or attention_mask is not None else _find_restarts(position_ids, shape_BT)
     if attention_mask is not None:
-        raise ValueError("give either attention_mask or cu_seq_lens_q: a packed run has no padding to mask")
+        name = "packed" if packed is not None else "cu_seq_lens_q"
+        raise ValueError(f"give either attention_mask or {name}: a packed run has no padding to mask")
     if packed is not None:
         _check_extent(packed, shape_BT)
         return packed if position_ids is None else replace(packed, position_ids=position_ids, filled=None)

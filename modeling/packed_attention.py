@@ -68,6 +68,11 @@ def tokens_read(mask: Any) -> torch.Tensor | None:
     return mask.read_R if isinstance(mask, (TilePlan, PackedPlan)) else None
 
 
+def is_flash(config: ClozeBertConfig) -> bool:
+    """Whether attention is a FlashAttention kernel, which takes the boundaries of documents; also one of the Hub."""
+    return "flash" in config._attn_implementation
+
+
 def make_masks(
     config: ClozeBertConfig,
     layer_types: list[str],
@@ -110,11 +115,16 @@ def _make_mask(
     if layer_type == "sliding_attention" and packed is None and _tiles_pay(config, x_BTD, attention_mask):
         return _tile_rows(config, x_BTD, attention_mask)
     same_document = None
-    if packed is not None and not config._attn_implementation.startswith("flash"):
+    if packed is not None and not is_flash(config):
         same_document = _same_document(packed.document_ids(x_BTD.shape[:2].numel()).view(x_BTD.shape[:2]))
     mask = _MASK_MAKERS[layer_type](
         config=config, inputs_embeds=x_BTD, attention_mask=attention_mask, and_mask_function=same_document
     )
+    if same_document is not None and mask is None:
+        raise ValueError(
+            f"attn_implementation={config._attn_implementation!r} takes no mask, so packed documents would see one "
+            f"another: register a mask function for it (AttentionMaskInterface), or give padded rows"
+        )
     if torch.jit.is_tracing() and isinstance(mask, torch.Tensor) and mask.dtype == torch.bool:
         # Padding with no token in its window sees nothing. OpenVINO would give NaN for it, and for the whole row.
         mask = mask | ~mask.any(-1, keepdim=True)
@@ -314,6 +324,7 @@ def padded_attention(
 
 __all__ = [
     "PackedPlan",
+    "is_flash",
     "make_masks",
     "padded_attention",
     "prepare_attention",

@@ -130,6 +130,11 @@ INPUTS = {
         {**bounds(0, 9), "attention_mask": ones(1, 9)},
         "either attention_mask or cu_seq_lens_q",
     ),
+    "documents and a mask": (
+        {},
+        {"input_ids": IDS[:1], "packed": Packed.from_lengths([5, 4]), "attention_mask": ones(1, 9)},
+        "either attention_mask or packed",
+    ),
     "embeddings of another width": (
         {},
         {"inputs_embeds": torch.zeros(2, 9, 23)},
@@ -154,7 +159,20 @@ INPUTS = {
     ),
     "ids in a list": ({}, {"input_ids": IDS.tolist()}, "input_ids is a list; give a tensor"),
     "pixels for a text model": ({}, {"pixel_values": torch.zeros(1, 3, 8, 8)}, "pixel_values .* image_size=None"),
-    "ids for an image model": (IMAGE, {"input_ids": IDS}, "image model .* pixel_values"),
+    "ids for an image model": (IMAGE, {"input_ids": IDS}, "input_ids given to an image model .* pixel_values"),
+    "nothing for an image model": (IMAGE, {}, "image model .* one of pixel_values and inputs_embeds"),
+    "pixels and embeddings": (
+        IMAGE,
+        {"pixel_values": torch.zeros(1, 2, 12, 12), "inputs_embeds": torch.zeros(1, 10, 24)},
+        "image model .* one of pixel_values and inputs_embeds",
+    ),
+    "embeddings of an image in two dimensions": (
+        IMAGE,
+        {"inputs_embeds": torch.zeros(10, 24)},
+        r"inputs_embeds of shape \(10, 24\) must be \[batch, length, size\]",
+    ),
+    "no image": (IMAGE, {"pixel_values": torch.zeros(0, 2, 12, 12)}, r"shape \(0, 2, 12, 12\) hold no image"),
+    "a causal model": ({}, {"input_ids": IDS, "is_causal": True}, "is_causal=True: a token of an encoder sees those"),
     "pixels of other channels": (
         IMAGE,
         {"pixel_values": torch.zeros(1, 3, 12, 12)},
@@ -187,6 +205,12 @@ def test_inputs(changes, inputs, message):
     with pytest.raises(ValueError, match=message):
         model(**inputs)
     assert not ran
+
+
+def test_an_encoder_that_is_said_not_to_be_causal_is_none():
+    model = build(ClozeBertModel, tiny_config(positions="absolute"))
+    found, expected = (model(IDS, **more).last_hidden_state for more in ({"is_causal": False}, {}))
+    assert torch.equal(found, expected)
 
 
 def test_documents_as_long_as_the_maximum_may_add_up_to_more():

@@ -21,7 +21,7 @@ from clozebert import (
 )
 from clozebert.modeling import fast_paths
 from clozebert.modeling.blocks import make_activation
-from clozebert.modeling.fast_paths import linear
+from clozebert.modeling.fast_paths import has_global_hooks, linear
 from clozebert.modeling.losses import cross_entropy, few_rows_at_once
 
 needs_bf16 = pytest.mark.skipif(
@@ -385,3 +385,21 @@ def test_without_pytorchs_private_operators_the_model_still_works(monkeypatch):
         found = model(ids).logits
     assert relative_error(found, wanted.double()) <= 0.03
     model(ids, labels=ids).loss.backward()
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        torch.nn.modules.module.register_module_forward_hook,
+        torch.nn.modules.module.register_module_forward_pre_hook,
+        torch.nn.modules.module.register_module_full_backward_hook,
+        torch.nn.modules.module.register_module_full_backward_pre_hook,
+    ],
+)
+def test_hooks_that_look_at_all_models_are_seen(register):
+    handle = register(lambda *_: None)
+    try:
+        assert has_global_hooks()
+    finally:
+        handle.remove()
+    assert not has_global_hooks()

@@ -173,6 +173,17 @@ def test_an_answer_on_padding_counts_nowhere():
     assert found.item() == head.model()(**head.inputs, start_positions=starts, end_positions=ends).loss.item()
 
 
+def test_image_embeddings_that_an_adapter_has_wrapped():
+    """transformers' ViT runs so, too, and with gradient checkpointing, which asks for the embeddings."""
+    peft = pytest.importorskip("peft")
+    model = HEADS["images"].model().float().eval()
+    model.gradient_checkpointing_enable()
+    pixels = HEADS["images"].inputs["pixel_values"].float()
+    wanted = model(pixels).logits
+    settings = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["embeddings"])
+    torch.testing.assert_close(peft.get_peft_model(model, settings)(pixel_values=pixels).logits, wanted)
+
+
 @pytest.mark.parametrize("pooling", ["mean", "max", "attention"])
 def test_a_masked_patch_of_an_image_is_not_pooled(pooling):
     """The head over a mean, or else, of the other patches' vectors; what the masked patches show does not matter."""

@@ -19,6 +19,8 @@ from encoder_cases import (
     tiny_config,
 )
 from often import often
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from clozebert import (
     ClozeBertForMaskedLM,
@@ -49,6 +51,33 @@ def packed_arguments(form):
         longest = max(DOCUMENTS)
         return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
     return {"position_ids": torch.cat([torch.arange(length) for length in DOCUMENTS])[None]}
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "kernels-community/flash-attn2"])
+def test_flash_kernels_of_the_hub_get_the_boundaries_too(name, monkeypatch):
+    """transformers stores such a name where the package is missing and `kernels` is installed."""
+    calls = []
+
+    def attention(module, query, key, value, mask, **options):
+        calls.append((mask, options.get("cu_seq_lens_q")))
+        return value.transpose(1, 2), None
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, name, attention)
+    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, name, lambda *_, **__: None)
+    model = build(ClozeBertModel, tiny_config())
+    model.config._attn_implementation_internal = name
+    arguments = packed_arguments("cu_seq_lens")
+    model(two_runs()[0], **arguments)
+    assert len(calls) == model.config.num_hidden_layers
+    assert all(mask is None and bounds.equal(arguments["cu_seq_lens_q"]) for mask, bounds in calls)
+
+
+def test_an_attention_that_takes_no_mask_refuses_packed_documents(monkeypatch):
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "mine", ALL_ATTENTION_FUNCTIONS["sdpa"])
+    model = build(ClozeBertModel, tiny_config())
+    model.config._attn_implementation_internal = "mine"
+    with pytest.raises(ValueError, match="attn_implementation='mine' takes no mask, so packed documents would see one"):
+        model(two_runs()[0], **packed_arguments("cu_seq_lens"))
 
 
 def two_runs():
