@@ -32,8 +32,9 @@ from ..corpus.preparation.prepare import prepare, readers_in_order
 from ..corpus.readers.inputs import refuse_unused
 from ..corpus.shards import open_split
 from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
-from ..hub.card import read_card, write_card
+from ..hub.card import write_card
 from ..hub.convert import save_native
+from ..hub.origin import card_of_origin
 from ..hub.processors import copy_beside
 from ..modeling import ClozeBertForMaskedLM
 from ..training.checkpoints.folders import newest_valid
@@ -63,7 +64,7 @@ from ..utils.locks import owned_folder
 from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
 from ..utils.output_folders import folder_stays, remove_written
-from ..utils.processes import launched_processes
+from ..utils.processes import LostProcessError, launched_processes
 from ..utils.progress_bar import quiet
 from ..utils.tokenizer_files import save_tokenizer
 from ..utils.untrusted import read_json_object
@@ -118,7 +119,7 @@ class Adaptation:
         self.source = open_source_model(arguments.model_name_or_path)
         # Asked now: at the end the folder may be gone, and would pass for a name on the Hub.
         self.base_model = hub_name(arguments.model_name_or_path)
-        self.model_card = read_card(self.source.folder)
+        self.model_card = card_of_origin(self.source.folder)
         self.trained = open_student(arguments.student, self.source)
         first_tokenizer = check_vocabulary_flags(arguments, self.source)
         self.readers = {name: arguments.reader(places) for name in TEXT_FLAGS if (places := getattr(arguments, name))}
@@ -212,9 +213,10 @@ class Adaptation:
             if not (self.work / BEFORE).is_file():
                 self._measure_before()
         except UserError as error:
-            # The user has to change flags or text, and a folder that holds the old ones would reject the new ones.
-            # A completed preparation is kept, as a run may depend on it.
-            if not isinstance(error, UserFileError) and not (self.work / BEFORE).is_file():
+            # The user has to change flags or text, and a folder that holds the old ones would reject the new ones; but
+            # not where a disk or a process failed. A completed preparation is kept, as a run may depend on it.
+            is_of_machine = isinstance(error, (UserFileError, LostProcessError))
+            if not is_of_machine and not (self.work / BEFORE).is_file():
                 shutil.rmtree(self.work)
             raise
 
@@ -430,7 +432,7 @@ class Adaptation:
         parts = before.get("seconds_before", 0) + trained["train_runtime"] + time.monotonic() - begun
         results["seconds"] = max(time.monotonic() - self.begun, parts)
         torch.nn.Module.to(model, "cpu")
-        with disk_errors(target), whole_files(target, replacing=[WEIGHTS, OLD_SPECIAL_TOKENS]) as partial:
+        with whole_files(target, replacing=[WEIGHTS, OLD_SPECIAL_TOKENS]) as partial:
             with quiet():
                 if self.trained.model_type == "clozebert":
                     model.save_pretrained(partial)

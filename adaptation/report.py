@@ -105,11 +105,14 @@ def _table(heads: list[str], rows: list[list[Any]]) -> str:
 def adaptation_facts(results: Mapping[str, Any], *, name: str, base_model: str | None) -> dict[str, Any]:
     """The facts for `hub.card.write_card`."""
     evaluation, names = results["evaluation"], _stage_names(results)
+    # Tokens of two vocabularies do not compare.
+    is_by_word = "start" in evaluation and not results.get("student")
+    kind, loss = ("masked-LM loss per word", "loss_per_word") if is_by_word else ("masked-LM loss", "eval_loss")
     metrics: dict[str, Any] = {}
     for text, shown in TEXT_NAMES.items():
         for stage in evaluation:
             if text in evaluation[stage]:
-                metrics[f"masked-LM loss, {shown}, {names[stage]}"] = evaluation[stage][text]["eval_loss"]
+                metrics[f"{kind}, {shown}, {names[stage]}"] = evaluation[stage][text][loss]
     for text, overlap in results["overlap"].items():
         metrics[f"13-gram overlap with the training text: {text}"] = overlap
     return {

@@ -38,7 +38,7 @@ _FACTS = (
     "name", "repo_id", "description", "license", "license_name", "license_link", "language", "datasets", "base_model",
     "tags", "pipeline_tag", "data_statement", "corpus", "started_from", "hyperparameters", "recipe", "steps", "tokens",
     "seconds", "validation_loss", "metrics", "eval_results", "curve", "example", "serving", "versions",
-    "limitations",
+    "limitations", "revision",
 )  # fmt: skip
 _MOST_LABELS = 20
 # The fields that give a model its shape.
@@ -110,7 +110,7 @@ def write_card(
     Args:
         directory: a saved model; config.json and the headers of the weights are read from it if they exist.
         facts: what is known. Every key is optional; a missing fact is left out, never guessed.
-            name: the model's name (default: the folder's). repo_id: its name on the Hub.
+            name: the model's name (default: the folder's). repo_id, revision: its name and branch on the Hub.
             description: a sentence or two. license, language, datasets and base_model (Hub names), tags: metadata;
                 with the license `other`, license_name and license_link.
             data_statement: sentences on the training data. corpus: its manifest, or any mapping that describes it.
@@ -220,7 +220,7 @@ def render_card(folder: Path, facts: Mapping[str, Any], *, history: Mapping[str,
         "metadata": _metadata(facts, config, task, name),
         "name": name,
         "summary": _summary(folder, facts, config, task),
-        "how_to_load": _how_to_load(called, config, auto_class, task),
+        "how_to_load": _how_to_load(called, facts.get("revision"), config, auto_class, task),
         "example": _example(folder, facts, config, task, called),
         "serving": "\n".join(f"- {line}." for line in facts.get("serving") or []),
         "training_data": _training_data(facts),
@@ -327,20 +327,21 @@ def _code(name: str) -> str:
     return f"{fence} {name} {fence}" if longest else f"`{name}`"
 
 
-def _how_to_load(name: str, config: Mapping[str, Any], auto_class: str, task: str) -> str:
+def _how_to_load(name: str, revision: str | None, config: Mapping[str, Any], auto_class: str, task: str) -> str:
+    of_branch = f', revision="{revision}"' if revision else ""
     if config.get("model_type", "clozebert") != "clozebert":
-        lines = ["It is in transformers' own format:", "", *_python(name, auto_class, task)]
+        lines = ["It is in transformers' own format:", "", *_python(name, auto_class, task, options=of_branch)]
         return "\n".join(lines)
     return "\n".join(
         [
             f"The folder carries the model's code, which needs transformers {OLDEST_TRANSFORMERS} or newer. With "
             "transformers alone, which then runs that code:",
             "",
-            *_python(name, auto_class, task, options=", trust_remote_code=True"),
+            *_python(name, auto_class, task, options=f"{of_branch}, trust_remote_code=True"),
             "",
             "Or with the package, installed from its repository and not from PyPI, and no code from the folder:",
             "",
-            *_python(name, auto_class, task, first="import clozebert"),
+            *_python(name, auto_class, task, options=of_branch, first="import clozebert"),
         ]
     )
 
@@ -364,7 +365,7 @@ def _example(folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any], 
         return ""
     from .example import make_example
 
-    return make_example(folder, task, called, facts["example"], config)
+    return make_example(folder, task, called, facts["example"], config, revision=facts.get("revision"))
 
 
 def _training_data(facts: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ The tables in `natives` map tensors and fields.
 
 import itertools
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterable
 from functools import partial
@@ -21,16 +22,24 @@ from ..modeling import modeling_clozebert
 from ..modeling.modeling_clozebert import ClozeBertPreTrainedModel
 from ..utils.answers import answer_by_name
 from ..utils.errors import UserError
-from ..utils.files import OLD_SPECIAL_TOKENS, WEIGHTS, disk_errors, whole_files
+from ..utils.files import OLD_SPECIAL_TOKENS, WEIGHTS, whole_files
 from ..utils.output_folders import check_output_dir
 from ..utils.progress_bar import quiet
 from ..utils.weights import fill, is_untied, make_empty
 from .card import CARD_NAME, write_card
 from .convert_config import choose_architecture, config_from_native, config_to_native, warn_of_dynamic_rope
+from .fingerprint import FILE_NAME as FINGERPRINT_NAME
 from .loading import find_folder, load_clozebert, load_native, read_config
 from .natives import Architecture, Rename, architecture_of
 from .origin import facts_of_origin
-from .processors import copy_beside, copy_processors, copy_reading_settings, has_tokenizer, save_beside_model
+from .processors import (
+    SETTINGS_NAME,
+    copy_beside,
+    copy_processors,
+    copy_reading_settings,
+    has_tokenizer,
+    save_beside_model,
+)
 
 _UNUSED = "embeddings.mask_token"  # of a ViT: images are masked in pretraining only
 _CONVERTED = "Converted, weight by weight, from"
@@ -235,8 +244,9 @@ def convert_folder(
         to: `clozebert` or `native`.
         allow_pickle: read `pytorch_model.bin` if there are no safetensors.
         architecture: the `model_type` to write, with `to="native"`; None: the one it came from, or the first that fits.
-        overwrite: allow `directory` to hold files. At the end, its weights are deleted, and the special tokens of an
-            older tokenizer; files of the same names are replaced, and everything else stays.
+        overwrite: allow `directory` to hold files. At the end, its weights are deleted, with what belongs to them: the
+            fingerprint, the settings of fine-tuning, and the special tokens of an older tokenizer. Files of the same
+            names are replaced, and everything else stays.
 
     Raises:
         UserError: see `from_native` and `to_native`; or `directory` is not empty or cannot be written.
@@ -258,8 +268,9 @@ def convert_folder(
         del ours
     target = Path(directory)
     check_place()  # another program may have written there in the meantime
-    outdated = [WEIGHTS, *([OLD_SPECIAL_TOKENS] if has_tokenizer(folder) else [])]
-    with disk_errors(target), whole_files(target, replacing=outdated) as new:
+    outdated = [WEIGHTS, re.escape(SETTINGS_NAME), re.escape(FINGERPRINT_NAME)]
+    outdated += [OLD_SPECIAL_TOKENS] if has_tokenizer(folder) else []
+    with whole_files(target, replacing=outdated) as new:
         with quiet():
             converted.save_pretrained(new)
         copy_processors(folder, new)

@@ -24,11 +24,13 @@ _TASKS: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
 _MOST_ROWS = 10
 
 
-def make_example(folder: Path, task: str, name: str, text: str | bool, config: Mapping[str, Any]) -> str:
+def make_example(
+    folder: Path, task: str, name: str, text: str | bool, config: Mapping[str, Any], *, revision: str | None = None
+) -> str:
     """Markdown with a call of transformers' pipeline and a table of its output. Empty for tasks without an example.
 
     Args:
-        folder: the saved model, which is run here. name: the name of the model in the code.
+        folder: the saved model, which is run here. name, revision: the name and branch of the model in the code.
         text: the input; `{mask}` stands for the mask token. True: a sentence of ours.
         config: the content of the model's config.json.
 
@@ -56,6 +58,7 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, config: M
         warnings.warn(f"the card of {folder} shows no example: {type(error).__name__}: {error}", stacklevel=2)
         return ""
     arguments = [f'"{task}"', f'model="{name}"', *(f'{key}="{value}"' for key, value in options.items())]
+    arguments += [f'revision="{revision}"'] if revision else []
     arguments += ["trust_remote_code=True"] if config.get("model_type") == "clozebert" else []
     lines = [
         "```python",

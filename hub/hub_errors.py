@@ -33,6 +33,8 @@ def explain(error: BaseException, repo_id: str) -> str | None:
         OfflineModeIsEnabled,
     )
 
+    if isinstance(error, UserError):  # it says what to do already
+        return None
     is_not_cached = isinstance(error, LocalEntryNotFoundError)
     if isinstance(error, LocalTokenNotFoundError):
         return "there is no token for the Hub: run `hf auth login`, or set HF_TOKEN"

@@ -59,7 +59,7 @@ def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Pat
     patterns = [*_DOWNLOAD, *(("*.bin", "*.bin.index.json") if allow_pickle else ())]
     try:
         with disk_errors(Path(constants.HF_HUB_CACHE), way_out="free some space, or set HF_HOME"):
-            folder = Path(snapshot_download(name, allow_patterns=patterns))
+            folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
     except Exception as error:
         reason = explain(error, name)
         if reason is None:
@@ -148,7 +148,10 @@ def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
         return files
     pickles = _files_of(folder, "pytorch_model.bin")
     if not pickles:
-        raise UserError(f"{folder} holds no weights: neither model.safetensors nor its shards' index")
+        raise UserError(
+            f"{folder} holds no weights: neither model.safetensors nor its shards' index. If they are a "
+            "pytorch_model.bin on the Hub, --allow_pickle fetches it"
+        )
     if not allow_pickle:
         refuse_pickle(pickles[0])
     return pickles

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import RemoteEntryNotFoundError
 
 from ..utils.errors import UserError
 from ..utils.files import WriteCard
-from ..utils.hub_names import refuse_unreachable
+from ..utils.hub_names import is_hub_name, refuse_unreachable
 from .card import CARD_NAME, Card, read_card, write_card
 from .hub_errors import hub_errors
 
@@ -22,10 +23,10 @@ OF_AN_ENCODER = ("license", "license_name", "license_link", "language")
 def card_writer(origin: str | None, kept: Collection[str] | None = None) -> WriteCard:
     """A `write_card` for models that are trained further from `origin`: a new fact replaces one of the old card.
 
-    A model on the Hub without a card, or out of reach, has no facts.
+    A model on the Hub without a card has no facts; nor has one out of reach, with a warning.
 
     Args:
-        origin: a local folder or a name on the Hub; None, or a folder that is gone: nothing is known.
+        origin: a local folder or a name on the Hub; None: nothing is known.
         kept: the facts of the old card to keep; None: all of `Card.lasting_facts`.
     """
     if origin is None:
@@ -38,9 +39,15 @@ def card_writer(origin: str | None, kept: Collection[str] | None = None) -> Writ
             refuse_unreachable(origin)
             with hub_errors(origin):
                 folder = Path(hf_hub_download(origin, CARD_NAME)).parent
-        except UserError:
+        except UserError as error:
+            if is_hub_name(origin) and not isinstance(error.__context__, RemoteEntryNotFoundError):
+                warnings.warn(
+                    f"the card of {origin} cannot be read ({error}): the new card names neither its licence nor its "
+                    "language",
+                    stacklevel=2,
+                )
             return write_card
-    card = _card_of(folder)
+    card = card_of_origin(folder)
     if card is not None:
         lasting = card.lasting_facts()
         of_origin |= lasting if kept is None else {name: lasting[name] for name in kept if name in lasting}
@@ -66,14 +73,14 @@ def facts_of_origin(source: str | os.PathLike, folder: Path) -> tuple[str, Card 
     """
     on_the_hub = not Path(source).is_dir()
     origin = os.fspath(source) if on_the_hub else _name_of(folder)
-    old = _card_of(folder)
+    old = card_of_origin(folder)
     facts = {} if old is None else old.facts()
     if on_the_hub:
         facts["base_model"] = origin
     return origin, old, facts
 
 
-def _card_of(folder: Path) -> Card | None:
+def card_of_origin(folder: Path) -> Card | None:
     """The card of a folder; None with a warning if its metadata cannot be read, which must not stop the work."""
     try:
         return read_card(folder)

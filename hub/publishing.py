@@ -129,12 +129,14 @@ def publish(
     if not dry_run:
         check_access(repo_id, public=public, revision=revision)
     with _staging(output_dir) as folder:
-        form, notes = complete_folder(source, folder, repo_id, form=form, completion=completion)
+        form, notes = complete_folder(source, folder, repo_id, form=form, completion=completion, revision=revision)
         report = verify_folder(folder)
         files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
         push = None
         if not dry_run:
-            push = push_folder(folder, repo_id, public=public, revision=revision, message=f"Publish {source.name}")
+            push = push_folder(
+                folder, repo_id, public=public, revision=revision, message=f"Publish {source.resolve().name}"
+            )
             notes = [*notes, *push.notes]
     return Publication(form, files, report, push, notes)
 
@@ -183,7 +185,9 @@ def _check_forms(source: Path, forms: Sequence[str]) -> None:
         )
     if "sentence-transformers" in forms and read_config(source).get("image_size") is not None:
         raise UserError("sentence-transformers: the model reads images and has no sentences: leave the form out")
-    if "sentence-transformers" in forms and not _is_native(source):
+    if "sentence-transformers" in forms and _is_native(source):
+        _check_pooling_is_known(read_config(source).get("model_type", ""))
+    elif "sentence-transformers" in forms:
         serving.check_pooling(read_config(source).get("classifier_pooling", "cls"))
 
 
@@ -233,9 +237,18 @@ def completion_of_checkpoints(completion: Completion, source: Path) -> Completio
 
 
 def complete_folder(
-    source: Path, folder: Path, repo_id: str, *, form: str = "auto", completion: Completion | None = None
+    source: Path,
+    folder: Path,
+    repo_id: str,
+    *,
+    form: str = "auto",
+    completion: Completion | None = None,
+    revision: str | None = None,
 ) -> tuple[str, list[str]]:
     """Write everything of `source` that is published into `folder`; returns the form and notes for the user.
+
+    Args:
+        revision: the branch that the card's code loads.
 
     Raises:
         UserError: `source` is not a complete model, or `form` is native and no architecture equals its configuration.
@@ -255,7 +268,7 @@ def complete_folder(
         _write_evaluation(source, folder, completion.evaluation)
     model = model.float()
     forms = _write_serving(source, folder, model, completion)
-    notes = _write_card(source, folder, repo_id, completion, forms)
+    notes = _write_card(source, folder, repo_id, completion, forms, revision)
     _write_fingerprint(source, folder, model)
     return form, notes
 
@@ -353,24 +366,28 @@ def _write_serving(source: Path, folder: Path, model: Any, completion: Completio
     return lines
 
 
+def _check_pooling_is_known(model_type: str) -> None:
+    if model_type not in NATIVE:
+        raise UserError(
+            f"serving='sentence-transformers': how a {model_type} pools is not known here, but only of "
+            f"{', '.join(NATIVE)}; leave it out"
+        )
+
+
 def _pooling(source: Path, model: Any) -> str:
     """How the model's classifiers pool a text, for every published architecture."""
     if not _is_native(source):
         return read_config(source).get("classifier_pooling", "cls")
     if model.config.model_type == "clozebert":
         return model.config.classifier_pooling
-    if model.config.model_type not in NATIVE:
-        raise UserError(
-            f"serving='sentence-transformers': how a {model.config.model_type} pools is not known here, but only of "
-            f"{', '.join(NATIVE)}; leave it out"
-        )
+    _check_pooling_is_known(model.config.model_type)
     ending = NATIVE[model.config.model_type].heads[type(model).__name__].ours
     return config_from_native(model.config, ending).classifier_pooling
 
 
 def _evaluation_value(source: Path, evaluation: tuple[str, str, str]) -> float:
     dataset, _, metric = evaluation
-    check_repo_id(dataset)
+    check_repo_id(dataset, name="eval_dataset")
     path = source / "all_results.json"
     if not path.is_file():
         raise UserError(f"eval_metric={metric!r} is read from {path}, which does not exist")
@@ -400,7 +417,9 @@ def _licence_of(source: Path) -> str | None:
     return None if card is None else card.data.get("license")
 
 
-def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion, serving: list[str]) -> list[str]:
+def _write_card(
+    source: Path, folder: Path, repo_id: str, completion: Completion, serving: list[str], revision: str | None
+) -> list[str]:
     """Write the card of the copy: the folder's card, completed. Of one that we did not write, the text stays.
 
     Returns:
@@ -408,9 +427,10 @@ def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion
     """
     old = read_card(source)
     if old is not None and not old.is_ours:
-        return [_write_foreign_card(source, folder, old, completion)]
+        return [_write_foreign_card(source, folder, old, completion), *serving]
     facts: dict[str, Any] = {"metrics": _scores(source)} if old is None else old.facts()
-    facts.update(name=repo_id.split("/")[-1], repo_id=repo_id, serving=serving, example=completion.example or True)
+    facts.update(name=repo_id.split("/")[-1], repo_id=repo_id, revision=revision, serving=serving)
+    facts["example"] = completion.example or True
     if completion.license not in (None, facts.get("license")):
         facts["license_name"] = facts["license_link"] = None  # they are those of the licence before
     for key in _METADATA:
@@ -441,6 +461,7 @@ def _write_foreign_card(source: Path, folder: Path, card: Card, completion: Comp
         f"{source / CARD_NAME} was not written by ClozeBERT, or was edited since: its text stays as it is"
         + (f"; its metadata get {', '.join(added)}" if added else "")
         + (f"; say {', '.join(left_out)} there yourself" if left_out else "")
+        + ("" if card.data.get("license") or "license" in added else "; it names no licence: give --license")
     )
 
 
@@ -448,6 +469,8 @@ def _missing_on_the_card(folder: Path, facts: Mapping[str, Any]) -> list[str]:
     card = read_card(folder)
     assert card is not None
     notes = [] if facts["license"] else ["the card names no licence: give --license"]
+    if isinstance(facts["example"], str) and "example" not in card.parts:
+        notes.append("the card shows no example: no pipeline answers for a model with this head")
     if "training_data" not in card.parts and not facts["datasets"]:
         notes.append("the card does not say what the model was trained on: give --data_statement or --datasets")
     return notes

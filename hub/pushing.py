@@ -51,14 +51,14 @@ class Push:
     notes: list[str] = field(default_factory=list)
 
 
-def check_repo_id(repo_id: str) -> None:
-    """Check the name of a repository.
+def check_repo_id(repo_id: str, *, name: str = "repo_id") -> None:
+    """Check the name of a repository; `name` is that of the flag.
 
     Raises:
         UserError: it is not ORG/NAME in the form that the Hub accepts.
     """
     if "/" not in repo_id or not is_hub_name(repo_id):
-        raise UserError(f"repo_id={repo_id!r}: it must be ORG/NAME, of letters, digits, '-', '_' and single '.'")
+        raise UserError(f"{name}={repo_id!r}: it must be ORG/NAME, of letters, digits, '-', '_' and single '.'")
 
 
 def check_access(repo_id: str, *, public: bool, revision: str | None = None) -> None:

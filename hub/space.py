@@ -4,10 +4,13 @@ import json
 import os
 from pathlib import Path
 
-from ..utils.files import disk_errors, whole_files
+from ..utils.errors import UserError
+from ..utils.files import whole_files
 from ..utils.output_folders import check_output_dir
+from .loading import read_config
 from .pushing import check_repo_id
 
+_SHOWN = ("ForMaskedLM", "ForTokenClassification", "ForSequenceClassification")
 _LIST = "MODELS: list[str] = []"
 _README = """---
 title: "{name}"
@@ -22,6 +25,16 @@ Try [{repo_id}](https://huggingface.co/{repo_id}) in the browser.
 """
 # The release that the page was tested with.
 _GRADIO = "6.31.0"
+
+
+def check_space(source: Path) -> None:
+    """Refuse a model that the page has no view for."""
+    architecture = (read_config(source).get("architectures") or ["model without a head"])[0]
+    if not architecture.endswith(_SHOWN):
+        raise UserError(
+            f"with_space: the page shows fill-mask, tagging and classification, and {source} holds a {architecture}: "
+            "leave it out"
+        )
 
 
 def write_space(directory: str | os.PathLike, repo_id: str) -> None:
@@ -42,6 +55,6 @@ def write_space(directory: str | os.PathLike, repo_id: str) -> None:
     }
     check_output_dir(os.fspath(directory), name="with_space", way_out="give another folder")
     target = Path(directory)
-    with disk_errors(target), whole_files(target) as folder:
+    with whole_files(target) as folder:
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8", newline="\n")

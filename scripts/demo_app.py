@@ -29,14 +29,14 @@ def main(argv: list[str] | None = None) -> None:
     from clozebert.hub.demo_page import load_subject, serve
     from clozebert.hub.loading import find_folder
 
+    _check_port(arguments.host, arguments.port)
     names = [arguments.model_name_or_path, *(arguments.more_models or [])]
     # clozebert is imported, so the code in the folders is not run.
     with as_user_errors(Exception):  # a library may raise anything for files that others made
         # Of a model on the Hub, the last part of the folder's path is the hash of a commit.
-        titles = [None if Path(name).is_dir() else name for name in names]
+        titles = [Path(name).resolve().name if Path(name).is_dir() else name for name in names]
         folders = [str(find_folder(name)) for name in names]
         subjects = [load_subject(folder, name=title) for folder, title in zip(folders, titles, strict=True)]
-    _check_port(arguments.host, arguments.port)
     serve(subjects, server_name=arguments.host, server_port=arguments.port)
 
 

@@ -17,7 +17,7 @@ from clozebert.corpus.readers.reading_flags import ReadingFlags
 from clozebert.scripts._program import open_input, parse, read_file, run, say_left_out
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError, check_at_least
-from clozebert.utils.files import OLD_SPECIAL_TOKENS, disk_errors, whole_files
+from clozebert.utils.files import whole_files
 from clozebert.utils.output_folders import check_output_dir
 from clozebert.utils.tokenizer_files import save_tokenizer
 from clozebert.utils.wording import counted
@@ -119,7 +119,7 @@ def _write(
         "metrics": growths,
         "eval_results": None,
     }
-    with disk_errors(target), whole_files(target, replacing=[OLD_SPECIAL_TOKENS]) as folder:
+    with whole_files(target) as folder:
         with quiet():
             model.save_pretrained(folder)
         save_tokenizer(tokenizer, folder)

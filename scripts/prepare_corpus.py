@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             return
         manifests = preparation.write(report, num_parts=num_parts)
     by_line = arguments.document_separator == "line"
-    print_account(manifests, by_line=by_line)
+    print_account(manifests, by_line=by_line, wants_none=arguments.validation_fraction == 0)
     by_default = arguments.validation_input is None and arguments.validation_fraction is None
     are_few = by_default and _warn_of_few_documents(manifests, by_line=by_line)
     if not are_few and arguments.document_separator == "blank_line":
@@ -88,11 +88,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"written to {arguments.output_dir}")
 
 
-def print_account(manifests: dict[str, dict[str, Any]], *, by_line: bool) -> None:
+def print_account(manifests: dict[str, dict[str, Any]], *, by_line: bool, wants_none: bool = False) -> None:
     """Print how many documents each split holds, how many were left out, and what is probably wrong.
 
     Args:
         by_line: each line of a text file is a document already.
+        wants_none: the user wants no document to be held out.
     """
     for split, manifest in manifests.items():
         print(
@@ -103,7 +104,9 @@ def print_account(manifests: dict[str, dict[str, Any]], *, by_line: bool) -> Non
         count = sum(source.get(reason, 0) for source in manifests["train"]["sources"])
         if count:
             print(f"left out   {count:>12,} documents: {reason.replace('_', ' ')}")
-    if not manifests["validation"]["documents"]:
+    if not manifests["validation"]["documents"] and wants_none:
+        print("no document is held out")
+    elif not manifests["validation"]["documents"]:
         is_one = manifests["train"]["documents"] <= 1 and not by_line
         print("no document is held out: give --validation_input, a larger --validation_fraction" + (
               ", or, where the text is one document, --document_separator line" if is_one

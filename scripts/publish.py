@@ -58,13 +58,14 @@ def main(argv: list[str] | None = None) -> None:
     from transformers.utils import logging
 
     from clozebert.hub.publishing import check_request, completion_of_checkpoints, publish
-    from clozebert.hub.space import write_space
+    from clozebert.hub.space import check_space, write_space
 
     parts = [(source, arguments.revision, completion)]
     parts += [(path, path.name, completion_of_checkpoints(completion, source)) for path in checkpoints]
     for folder, _, said in parts:
         check_request(folder, form=arguments.format, completion=said, public=arguments.public)
     if arguments.with_space:
+        check_space(source)
         check_output_dir(arguments.with_space, name="with_space", way_out="give another folder")
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -116,6 +117,8 @@ def _completion(arguments: PublishArguments) -> "Completion":
     if statement is not None and statement.startswith("@"):
         statement = read_file("data_statement", statement[1:])
     texts = "" if arguments.int8_texts is None else read_file("int8_texts", arguments.int8_texts)
+    if arguments.int8_texts is not None and not texts.strip():
+        raise UserError(f"int8_texts={arguments.int8_texts}: there is no text in it")
     forms = {"onnx": arguments.with_onnx, "int8": arguments.int8_texts is not None}
     forms["sentence-transformers"] = arguments.with_sentence_transformers
     return Completion(

@@ -18,7 +18,7 @@ _SECONDS_TO_SAY = 1.0  # an error that all processes have
 
 
 class LostProcessError(UserError):
-    """Another process of the run has ended or does not answer."""
+    """Another process of the work has ended or does not answer."""
 
 
 def process_rank() -> int:

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from ...utils.errors import UserError
+from ...utils.processes import LostProcessError
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -32,7 +32,7 @@ def ordered_map(
     Tasks are taken from the iterator as results are consumed, so memory stays bounded.
 
     Raises:
-        UserError: a process was killed, or could not start.
+        LostProcessError: a process was killed, or could not start.
     """
     # A worker of a pool may not have processes of its own.
     if num_processes == 1 or multiprocessing.current_process().daemon:
@@ -58,7 +58,7 @@ def ordered_map(
         if sys.version_info < (3, 11):
             # Else a task that is half written into the pipe of an ended process is waited for without end.
             executor._call_queue._reader.close()  # type: ignore[attr-defined,unused-ignore]
-        raise UserError(
+        raise LostProcessError(
             "a process ended before its work was done. In a script of your own, the call needs "
             '`if __name__ == "__main__":` around it. If the memory was used up, give a smaller num_processes'
         ) from None

@@ -93,7 +93,7 @@ def test_the_architecture_that_came_in_comes_out(model_type: str, texts: Path, t
     assert losses["after"] < losses["start"] - 0.5
     report, card = ((tmp_path / "out" / name).read_text() for name in ("report.md", "README.md"))
     assert f"{losses['after']:.4f}" in report
-    assert f"{losses['after']:.6g}" in card
+    assert f"{results['evaluation']['after']['new']['loss_per_word']:.6g}" in card
     assert "| new.txt |" in report
     assert "held-out new text: tokens per word" in report
     predicted = results["evaluation"]["after"]["new"]["eval_predicted_tokens"]

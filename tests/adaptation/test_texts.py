@@ -1,15 +1,19 @@
 """What `adapt` takes for text, what it refuses, and how it says where a test overlaps with it."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_models import run, save_native
 from transformers import AutoTokenizer
 
+from clozebert.adaptation import adapt as adapt_module
 from clozebert.adaptation.start import check_known_tokens
 from clozebert.corpus.readers.inputs import Reader
 from clozebert.utils.errors import UserError
+from clozebert.utils.processes import LostProcessError
 
 
 def test_text_of_one_document_is_refused_and_can_be_read_by_lines(bert: Path, tmp_path: Path) -> None:
@@ -26,6 +30,34 @@ def test_too_little_held_out_text_is_mended_by_giving_more(bert: Path, texts: Pa
     with pytest.raises(UserError, match=r"new text to score is too short, none .* was masked: hold out more, with"):
         run(bert, few, tmp_path / "out")
     assert run(bert, few, tmp_path / "out", validation_input=[str(texts / "old.txt")])["steps"] == 4
+
+
+def test_what_is_prepared_stays_if_a_process_is_lost_later(
+    bert: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing about the flags is wrong, so the same command need not read the text again."""
+    calls = []
+
+    def prepare(reader: Reader, **options: Any) -> Any:
+        calls.append(reader.files)
+        if len(calls) == 2:
+            raise LostProcessError("a process ended before its work was done")
+        return adapt_module.prepare_before(reader, **options)
+
+    monkeypatch.setattr(adapt_module, "prepare_before", adapt_module.prepare, raising=False)
+    monkeypatch.setattr(adapt_module, "prepare", prepare)
+    general = [str(texts / "old.txt")]
+    with pytest.raises(LostProcessError):
+        run(bert, texts / "new.txt", tmp_path / "out", general_input=general)
+    assert run(bert, texts / "new.txt", tmp_path / "out", general_input=general)["steps"] == 4
+    assert calls == [[texts / "new.txt"], [texts / "old.txt"], [texts / "old.txt"]]
+
+
+def test_a_card_that_cannot_be_read_is_no_obstacle(bert: Path, texts: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(bert, tmp_path / "bert"))
+    (model / "README.md").write_text("---\nlicense: [\n---\n")
+    with pytest.warns(UserWarning, match=r"README\.md cannot be read: .*; the new card has none of it"):
+        run(model, texts / "new.txt", tmp_path / "out")
 
 
 def test_text_that_is_scored_is_never_trained_on(bert: Path, texts: Path, tmp_path: Path) -> None:

@@ -147,12 +147,13 @@ def test_overwriting_replaces_the_model_and_nothing_else(calls, sources, tmp_pat
     """Weights in shards would otherwise stay beside the new ones, and a reader takes one of the two."""
     folder = tmp_path / "folder"
     folder.mkdir()
-    for name in ("model-00001-of-00002.safetensors", "model.safetensors.index.json", "notes.txt", "model.txt"):
+    of_model = ("model-00001-of-00002.safetensors", "model.safetensors.index.json")
+    for name in (*of_model, "finetuning_settings.json", "fingerprint.json", "notes.txt", "model.txt"):
         (folder / name).write_text("old")
     with pytest.raises(ValueError, match=r"output_dir=.* is not empty"):
         calls["convert"](folder)
     convert_folder(sources["native"], folder, to="clozebert", overwrite=True)
     names = {path.name for path in folder.iterdir()}
     assert {"notes.txt", "model.txt", "model.safetensors", "config.json"} <= names
-    assert not {name for name in names if "-of-" in name or "index" in name}
+    assert not {name for name in names if "-of-" in name or "index" in name or "fine" in name or "finger" in name}
     assert (folder / "notes.txt").read_text() == "old"

@@ -52,3 +52,7 @@ def test_a_card_keeps_the_licence_of_a_model_on_the_hub(hub, tmp_path, monkeypat
         card = (run / "README.md").read_text(encoding="utf-8")
         assert f"base_model: {name}" in card
         assert ("license: apache-2.0" in card) is is_kept, name
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    card_writer("org/books")  # in the cache
+    with pytest.warns(UserWarning, match="the card of org/unseen cannot be read .* names neither its licence nor its"):
+        card_writer("org/unseen")

@@ -8,9 +8,11 @@ import yaml
 from huggingface_hub import ModelCard
 from saved_models import make_model, make_tokenizer, save
 
+from clozebert.hub import publishing
 from clozebert.hub.card import is_ours, write_card
 from clozebert.hub.convert import to_native
 from clozebert.hub.publishing import Completion, check_request, complete_folder, publish
+from clozebert.hub.space import check_space
 from clozebert.utils.errors import UserError
 
 
@@ -192,6 +194,38 @@ def test_card_of_a_person_goes_up_to_the_letter(saved, tmp_path):
     _, notes = complete_folder(saved, tmp_path / "copy", "org/name", completion=Completion(license="apache-2.0"))
     assert (tmp_path / "copy" / "README.md").read_text() == "---\nlicense: mit\n---\n# Mine\n"
     assert "its text stays as it is; say license there yourself" in notes[0]
+    assert "names no licence" not in notes[0]
+    (saved / "README.md").write_text("# Mine\n")
+    _, notes = complete_folder(saved, tmp_path / "again", "org/name")
+    assert notes[0].endswith("its text stays as it is; it names no licence: give --license")
+
+
+def test_what_a_card_of_a_person_cannot_say_of_the_forms_is_a_note(saved, tmp_path, monkeypatch):
+    (saved / "README.md").write_text("# Mine\n")
+    monkeypatch.setattr(publishing, "_write_serving", lambda *_: ["int8: 3 of 4 answers are the same"])
+    _, notes = complete_folder(saved, tmp_path / "copy", "org/name")
+    assert notes[1:] == ["int8: 3 of 4 answers are the same"]
+
+
+def test_the_card_of_a_branch_loads_the_branch(saved, tmp_path):
+    complete_folder(saved, tmp_path / "copy", "org/name", revision="checkpoint-30")
+    card = (tmp_path / "copy" / "README.md").read_text()
+    # A model and a tokenizer, in two ways, and the example.
+    assert card.count('"org/name", revision="checkpoint-30"') == card.count('"org/name"') == 5
+    complete_folder(tmp_path / "copy", tmp_path / "main", "org/name")
+    assert "revision" not in (tmp_path / "main" / "README.md").read_text()
+
+
+def test_an_example_that_no_pipeline_answers_is_said(tmp_path):
+    folder = save(tmp_path / "run", "ForQuestionAnswering")
+    _, notes = complete_folder(folder, tmp_path / "copy", "org/name", completion=Completion(example="Who?"))
+    assert "the card shows no example: no pipeline answers for a model with this head" in notes
+
+
+def test_a_page_for_a_model_that_it_has_no_view_for_is_refused(tmp_path):
+    check_space(save(tmp_path / "good"))
+    with pytest.raises(UserError, match=r"with_space: the page shows .* holds a ClozeBertForQuestionAnswering: leave"):
+        check_space(save(tmp_path / "bad", "ForQuestionAnswering"))
 
 
 def test_a_card_of_another_program_gets_the_metadata_that_it_lacks(saved, tmp_path):
@@ -288,6 +322,7 @@ def test_weights_that_are_not_the_fingerprints(saved, tmp_path):
         ({"repo_id": "name"}, "must be ORG/NAME"),
         ({"repo_id": "org/name/more"}, "must be ORG/NAME"),
         ({"source": "nowhere"}, "no folder"),
+        ({"completion": Completion(evaluation=("glue", "sst2", "x"))}, "eval_dataset='glue': it must be ORG/NAME"),
     ],
 )
 def test_mistakes_come_before_work(saved, options, message, unverified):
