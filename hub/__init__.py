@@ -1,6 +1,13 @@
 """Converting weights, model cards, publishing on the Hub. Each name is imported when it is first used.
 
-`natives/` has the names and settings of each architecture of transformers; `convert` applies them.
+What each file does:
+
+    loading        loading: finds and reads a saved model; hub_errors: errors of the Hub in one line
+    converting     natives/: names and settings of each architecture of transformers; convert, convert_config apply them
+    cards          card: writes and reads them; example: runs the model for one; origin: what a card takes from another
+    publishing     publishing: completes a copy; verification, clean_process, fingerprint: check it; pushing: the commit
+    beside         processors: tokenizers, licences and settings that go along; serving: ONNX, int8,
+                   sentence-transformers; space, demo_page: a page to try models on
 """
 
 import importlib
