@@ -207,8 +207,8 @@ class Corpus:
         self.vocab_size: int = tokenizer["vocab_size"]
         self.cls_token_id: int = tokenizer["cls_token_id"]
         self.sep_token_id: int = tokenizer["sep_token_id"]
-        self.mask_token_id: int = tokenizer["mask_token_id"]
         self.pad_token_id: int = tokenizer["pad_token_id"]
+        self.mask_token_id: int = tokenizer["mask_token_id"]
         self.special_token_ids: list[int] = tokenizer["special_token_ids"]
         self.files = files_of(self.manifest)
         check_sizes(self.folder, self.files)

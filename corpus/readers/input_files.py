@@ -62,7 +62,7 @@ def _matching(base: Path, pattern: tuple[str, ...]) -> Iterator[Path]:
             path, left = here / entry.name, _left(patterns, entry.name)
             if () in left:
                 yield path
-            if left and path.is_dir():
+            if any(left) and path.is_dir():  # something is left to match within it
                 (links if entry.is_symlink() else real).append((path, left))
 
 

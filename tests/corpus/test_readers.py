@@ -131,6 +131,27 @@ def test_a_link_that_leads_nowhere_is_refused_where_it_matches(tmp_path: Path, t
     assert read(tmp_path / "a*") == ["a"]
 
 
+def test_a_closed_folder_is_refused_only_where_files_in_it_may_match(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.txt", "open/b.txt", "closed/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    scandir = os.scandir
+
+    def scan(path: Any) -> Any:
+        if Path(path).name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert read(str(tmp_path / "*")) == ["a.txt"]
+    assert read(str(tmp_path / "o*" / "*")) == ["open/b.txt"]
+    for pattern in ("*/b.txt", "**/b.txt"):
+        with pytest.raises(UserError, match="closed cannot be read: Permission denied"):
+            read(str(tmp_path / pattern))
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a network disk that is away: else the message blames the folder that is written."""
     path = tmp_path / "a.txt"
