@@ -28,6 +28,7 @@ from ..utils.progress_bar import quiet
 from ..utils.weights import fill, is_untied, make_empty
 from .card import CARD_NAME, write_card
 from .convert_config import choose_architecture, config_from_native, config_to_native, warn_of_dynamic_rope
+from .example import text_of_example
 from .fingerprint import FILE_NAME as FINGERPRINT_NAME
 from .loading import find_folder, load_clozebert, load_native, read_config
 from .natives import Architecture, Rename, architecture_of
@@ -312,6 +313,7 @@ def _write_card(source: str | os.PathLike, folder: Path, directory: Path, *, nam
     if old is None or not old.is_ours:
         write_card(directory, facts)
         return
-    facts["example"] = "example" in old.parts
+    part = old.parts.get("example")
+    facts["example"] = part is not None and (text_of_example(part) or True)
     copy_beside(folder, directory, ("*.png",))
     write_card(directory, facts, history=old.history())

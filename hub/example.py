@@ -1,6 +1,8 @@
 """An example for the model card: how to run the model on a text, and its output."""
 
+import ast
 import numbers
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,6 +78,18 @@ def make_example(
     table = [[_cell(row[key]) for key in columns] for row in rows[:_MOST_ROWS]]
     rows_of = [list(columns.values()), ["---"] * len(columns), *table]
     return "\n".join([*lines, "It answers:", "", *(f"| {' | '.join(row)} |" for row in rows_of)])
+
+
+def text_of_example(part: str) -> str | None:
+    """The text that an example on a card was made of, with a tab between those of a pair; None if it is not found."""
+    found = re.search(r"^run\((.*?)(, top_k=None)?\)$", part, re.MULTILINE)
+    try:
+        given = ast.literal_eval(found[1]) if found else None
+    except (SyntaxError, ValueError):
+        return None
+    if isinstance(given, dict):
+        return "\t".join(map(str, given.values()))
+    return given if isinstance(given, str) else None
 
 
 def _run(

@@ -27,6 +27,7 @@ from ..utils.untrusted import check_model_folder, read_json_object
 from .card import CARD_NAME, Card, below_headings, read_card, write_card
 from .convert import convert_from_native, to_native
 from .convert_config import config_from_native
+from .example import text_of_example
 from .fingerprint import find_differences, make_fingerprint, read_fingerprint, write_fingerprint
 from .loading import load_clozebert, load_native, read_config
 from .natives import NATIVE
@@ -430,7 +431,8 @@ def _write_card(
         return [_write_foreign_card(source, folder, old, completion), *serving]
     facts: dict[str, Any] = {"metrics": _scores(source)} if old is None else old.facts()
     facts.update(name=repo_id.split("/")[-1], repo_id=repo_id, revision=revision, serving=serving)
-    facts["example"] = completion.example or True
+    kept = None if old is None else text_of_example(old.parts.get("example", ""))
+    facts["example"] = completion.example or kept or True
     if completion.license not in (None, facts.get("license")):
         facts["license_name"] = facts["license_link"] = None  # they are those of the licence before
     for key in _METADATA:

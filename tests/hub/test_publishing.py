@@ -10,7 +10,7 @@ from saved_models import make_model, make_tokenizer, save
 
 from clozebert.hub import publishing
 from clozebert.hub.card import is_ours, write_card
-from clozebert.hub.convert import to_native
+from clozebert.hub.convert import convert_folder, to_native
 from clozebert.hub.publishing import Completion, check_request, complete_folder, publish
 from clozebert.hub.space import check_space
 from clozebert.utils.errors import UserError
@@ -214,6 +214,24 @@ def test_the_card_of_a_branch_loads_the_branch(saved, tmp_path):
     assert card.count('"org/name", revision="checkpoint-30"') == card.count('"org/name"') == 5
     complete_folder(tmp_path / "copy", tmp_path / "main", "org/name")
     assert "revision" not in (tmp_path / "main" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("ending", "example"), [("ForMaskedLM", 'w3 {mask} "w5"'), ("ForTokenClassification", "w3 w5")]
+)
+def test_an_example_stays_where_a_model_is_published_or_converted_again(ending, example, tmp_path):
+    run = save(tmp_path / "run", ending, name="bert-base")
+    complete_folder(run, tmp_path / "one", "org/name", completion=Completion(example=example))
+    shown = (tmp_path / "one" / "README.md").read_text()
+    text = example.replace("{mask}", "[MASK]").replace('"', '\\"')
+    assert text in shown
+    convert_folder(tmp_path / "one", tmp_path / "back", to="clozebert")
+    assert text in (tmp_path / "back" / "README.md").read_text()
+    complete_folder(tmp_path / "one", tmp_path / "two", "org/name")
+    assert (tmp_path / "two" / "README.md").read_text() == shown
+    other = Completion(example="w7 w3 {mask}" if "{mask}" in example else "w7")
+    complete_folder(tmp_path / "two", tmp_path / "three", "org/name", completion=other)
+    assert 'run("w7' in (tmp_path / "three" / "README.md").read_text()
 
 
 def test_an_example_that_no_pipeline_answers_is_said(tmp_path):
