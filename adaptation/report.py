@@ -19,7 +19,7 @@ def render_report(results: Mapping[str, Any]) -> str:
     """
     names = _stage_names(results)
     stages = [stage for stage in names if stage in results["evaluation"]]
-    new_vocabulary = "start" in stages and not results.get("student")
+    new_vocabulary = _has_new_vocabulary(results)
     parts = [
         f"# {_title(results)}",
         f"The model is of type `{results['model_type']}` and has {results['parameters']['after']:,} parameters. "
@@ -46,7 +46,7 @@ def warnings_of(results: Mapping[str, Any]) -> list[str]:
     evaluation = results["evaluation"]
     if results.get("student"):
         return []
-    loss = "loss_per_word" if "start" in evaluation else "eval_loss"  # tokens of two vocabularies do not compare
+    loss = "loss_per_word" if _has_new_vocabulary(results) else "eval_loss"
     rises = {text: found[loss] - evaluation["before"][text][loss] for text, found in evaluation["after"].items()}
     found = []
     if rises["new"] > 0:
@@ -60,6 +60,11 @@ def warnings_of(results: Mapping[str, Any]) -> list[str]:
             f"general text to --replay_input, or a lower --learning_rate"
         )
     return found
+
+
+def _has_new_vocabulary(results: Mapping[str, Any]) -> bool:
+    """Whether the model reads other tokens than before, so that losses of a token do not compare."""
+    return "start" in results["evaluation"] and not results.get("student")
 
 
 def _stage_names(results: Mapping[str, Any]) -> Mapping[str, str]:
@@ -105,9 +110,9 @@ def _table(heads: list[str], rows: list[list[Any]]) -> str:
 def adaptation_facts(results: Mapping[str, Any], *, name: str, base_model: str | None) -> dict[str, Any]:
     """The facts for `hub.card.write_card`."""
     evaluation, names = results["evaluation"], _stage_names(results)
-    # Tokens of two vocabularies do not compare.
-    is_by_word = "start" in evaluation and not results.get("student")
-    kind, loss = ("masked-LM loss per word", "loss_per_word") if is_by_word else ("masked-LM loss", "eval_loss")
+    kind, loss = "masked-LM loss", "eval_loss"
+    if _has_new_vocabulary(results):
+        kind, loss = "masked-LM loss per word", "loss_per_word"
     metrics: dict[str, Any] = {}
     for text, shown in TEXT_NAMES.items():
         for stage in evaluation:

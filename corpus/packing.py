@@ -142,7 +142,7 @@ class RowIndex:
 
 def _cached_index(corpus: Corpus, *, max_seq_length: int) -> Path:
     """The folder of the index, built if needed: beside the corpus or, if that is not writable, in the user's cache."""
-    name, parent = f"rows-{max_seq_length}-v{_VERSION}-{corpus.fingerprint[:16]}", corpus.folder
+    name = f"rows-{max_seq_length}-v{_VERSION}-{corpus.fingerprint[:16]}"
     for parent in _parents_of_index(corpus):
         if _is_whole(parent / name):
             return parent / name

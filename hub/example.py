@@ -24,6 +24,8 @@ _TASKS: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
     "text-classification": ("classification", {}, {"label": "label", "score": "score"}),
 }  # fmt: skip
 _MOST_ROWS = 10
+# The heads whose answers to a text can be shown.
+SHOWN_HEADS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 
 
 def make_example(

@@ -38,9 +38,12 @@ def card_writer(origin: str | None, kept: Collection[str] | None = None) -> Writ
         try:
             refuse_unreachable(origin)
             with hub_errors(origin):
-                folder = Path(hf_hub_download(origin, CARD_NAME)).parent
+                try:
+                    folder = Path(hf_hub_download(origin, CARD_NAME)).parent
+                except RemoteEntryNotFoundError:  # it has no card
+                    return write_card
         except UserError as error:
-            if is_hub_name(origin) and not isinstance(error.__context__, RemoteEntryNotFoundError):
+            if is_hub_name(origin):  # and not a folder that is gone
                 warnings.warn(
                     f"the card of {origin} cannot be read ({error}): the new card names neither its licence nor its "
                     "language",

@@ -27,7 +27,7 @@ from ..utils.untrusted import check_model_folder, read_json_object
 from .card import CARD_NAME, Card, below_headings, read_card, write_card
 from .convert import convert_from_native, to_native
 from .convert_config import config_from_native
-from .example import text_of_example
+from .example import SHOWN_HEADS, text_of_example
 from .fingerprint import find_differences, make_fingerprint, read_fingerprint, write_fingerprint
 from .loading import load_clozebert, load_native, read_config
 from .natives import NATIVE
@@ -195,7 +195,7 @@ def _check_forms(source: Path, forms: Sequence[str]) -> None:
 def _check_int8(source: Path, texts: Sequence[str]) -> None:
     """Raise if int8 cannot be compared with float by the answers to some texts."""
     architecture = (read_config(source).get("architectures") or ["no model"])[0]
-    if not architecture.endswith(("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")):
+    if not architecture.endswith(SHOWN_HEADS):
         raise UserError(
             f"int8 is compared by its answers to texts, and {source} holds a {architecture}: leave out --int8_texts"
         )

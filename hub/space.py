@@ -7,10 +7,10 @@ from pathlib import Path
 from ..utils.errors import UserError
 from ..utils.files import whole_files
 from ..utils.output_folders import check_output_dir
+from .example import SHOWN_HEADS
 from .loading import read_config
 from .pushing import check_repo_id
 
-_SHOWN = ("ForMaskedLM", "ForTokenClassification", "ForSequenceClassification")
 _LIST = "MODELS: list[str] = []"
 _README = """---
 title: "{name}"
@@ -30,7 +30,7 @@ _GRADIO = "6.31.0"
 def check_space(source: Path) -> None:
     """Refuse a model that the page has no view for."""
     architecture = (read_config(source).get("architectures") or ["model without a head"])[0]
-    if not architecture.endswith(_SHOWN):
+    if not architecture.endswith(SHOWN_HEADS):
         raise UserError(
             f"with_space: the page shows fill-mask, tagging and classification, and {source} holds a {architecture}: "
             "leave it out"

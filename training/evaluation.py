@@ -103,15 +103,17 @@ def _sum_batches(
     totals = torch.zeros(3, dtype=torch.float64, device="cpu")
     failure: Exception | None = None  # raised in all processes together, so that none waits for this one
     for first in range(0, num_batches, accelerator.num_processes):
-        inputs: ModelInputs = {}
+        # The last round may have too few batches. All processes run the model anyway, as a sharded model needs them.
+        index, inputs = first + accelerator.process_index, {}
+        counts = index < num_batches
         try:  # before they agree, as no process of a sharded model can run it alone
-            inputs = _inputs_of_round(batches, first, num_batches, accelerator)
+            inputs = to_device(model_inputs(batches[index if counts else first]), accelerator.device)
         except Exception as error:
             failure = failure or error
         _agree_to_go_on(failure, should_stop(), accelerator)
         try:
             found = _score(model, inputs)
-            if first + accelerator.process_index < num_batches:
+            if counts:
                 totals += found
             if report is not None:
                 report(min(first + accelerator.num_processes, num_batches), num_batches)
@@ -130,16 +132,6 @@ def _agree_to_go_on(failure: Exception | None, stop: bool, accelerator: Any) -> 
         raise RuntimeError("it failed in another process")
     if stops:
         raise EvaluationStoppedError
-
-
-def _inputs_of_round(batches: Sequence[Any], first: int, num_batches: int, accelerator: Any) -> ModelInputs:
-    """This process' batch of a round.
-
-    The last round may have too few. All processes run the model anyway, because a sharded model needs them; those that
-    have no batch of their own take the first one, which they do not count.
-    """
-    index = first + accelerator.process_index
-    return to_device(model_inputs(batches[index if index < num_batches else first]), accelerator.device)
 
 
 def _score(model: torch.nn.Module, inputs: ModelInputs) -> torch.Tensor:

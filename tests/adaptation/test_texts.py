@@ -36,15 +36,14 @@ def test_what_is_prepared_stays_if_a_process_is_lost_later(
     bert: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing about the flags is wrong, so the same command need not read the text again."""
-    calls = []
+    before, calls = adapt_module.prepare, []
 
     def prepare(reader: Reader, **options: Any) -> Any:
         calls.append(reader.files)
         if len(calls) == 2:
             raise LostProcessError("a process ended before its work was done")
-        return adapt_module.prepare_before(reader, **options)
+        return before(reader, **options)
 
-    monkeypatch.setattr(adapt_module, "prepare_before", adapt_module.prepare, raising=False)
     monkeypatch.setattr(adapt_module, "prepare", prepare)
     general = [str(texts / "old.txt")]
     with pytest.raises(LostProcessError):
